@@ -1,0 +1,5 @@
+"""``python -m pipeline`` is the command ``mixshards``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,273 @@
+"""The command ``mixshards``: plan, build, inspect, verify."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from .errors import MixError
+from .manifest import Manifest, exact
+from .plan import Plan
+from .plan import plan as make_plan
+from .shard import shard_name
+from .storage import Folder
+from .verify import Origin, origins
+from .verify import verify as find_faults
+from .version import __version__
+
+
+class _Commands(click.Group):
+    """A group whose commands end in one line for what a person can mend, and a code that tells."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (MixError, IndexError) as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(1)
+        except KeyboardInterrupt:
+            click.echo("\ninterrupted; the same command goes on where it stopped", err=True)
+            # Threads that still encode would hold the process for a shard more.
+            os._exit(130)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mixshards")
+def main() -> None:
+    """Settle a mixture of datasets before training, as Parquet shards that resume exactly."""
+
+
+def _console() -> Console:
+    # A table that is piped keeps its columns: 200 is wide enough for every one of ours.
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+
+
+@main.command()
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print the preview as JSON.")
+def plan(config: str, as_json: bool) -> None:
+    """Show what CONFIG (a YAML file) would build. Writes nothing."""
+    preview = make_plan(config).preview()
+    if as_json:
+        click.echo(json.dumps(exact(preview), indent=2))
+        return
+    _show_plan(preview)
+
+
+def _show_plan(preview: dict[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("dataset")
+    for heading in ("rows", "weight", "asked", "given", "rows used", "epochs", "first batch"):
+        table.add_column(heading, justify="right")
+    for entry in preview["datasets"]:
+        first = entry["first_batch"]
+        table.add_row(
+            entry["name"],
+            f"{entry['rows']:,}",
+            str(entry["weight"]),
+            f"{entry['share_asked']:.4%}",
+            f"{entry['share_given']:.4%}",
+            f"{entry['rows_used']:,}",
+            f"{entry['epochs']:.3f}",
+            f"{first:,}"
+            if first is not None
+            else f"about {entry['about_batch']:,} (not in the mix)",
+        )
+    console = _console()
+    console.print(table)
+    free = preview["free_bytes"]
+    console.print(
+        f"\n{preview['num_batches']:,} batches of {preview['batch_size']:,} = "
+        f"{preview['num_rows']:,} rows in {preview['num_shards']:,} shards of "
+        f"{preview['batches_per_shard']:,} batches, {preview['batches_per_row_group']:,} a row "
+        f"group (on_exhausted: {preview['on_exhausted']})\n"
+        f"about {_bytes(preview['estimated_bytes'])} into {preview['output']}"
+        + (f", {_bytes(free)} free" if free is not None else "")
+        + f"\norder {preview['order_id'][:16]}  bytes {preview['bytes_id'][:16]}",
+        soft_wrap=True,
+    )
+    for warning in preview["warnings"]:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--overwrite", is_flag=True, help="Replace another mix that stands in the output.")
+@click.option("--threads", type=click.IntRange(1), help="Threads a worker; default: all cores.")
+@click.option("--run-shards", type=click.IntRange(1), help="Shards that a thread writes in one go.")
+@click.option(
+    "--shared-filesystem",
+    is_flag=True,
+    help="Local paths mean the same folder on every worker of a remote runner.",
+)
+@click.option("--quiet", is_flag=True, help="Show no plan and no progress.")
+@click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
+def build(
+    config: str,
+    overwrite: bool,
+    threads: int | None,
+    run_shards: int | None,
+    shared_filesystem: bool,
+    quiet: bool,
+    beam_options: tuple[str, ...],
+) -> None:
+    """Build the mix that CONFIG describes; BEAM_OPTIONS go to Apache Beam.
+
+    Without a --runner the work is done on this machine, on all cores. A build that was stopped
+    goes on where it was: the shards that stand whole are kept.
+    """
+    mix = make_plan(config)
+    if not quiet:
+        _show_plan(mix.preview())
+    begun = time.monotonic()
+    manifest = _run_build(
+        mix,
+        quiet,
+        lambda transforms: transforms.build(
+            mix,
+            beam_options,
+            overwrite=overwrite,
+            threads=threads,
+            run_shards=run_shards,
+            shared_filesystem=shared_filesystem,
+        ),
+    )
+    if not quiet:
+        click.echo(
+            f"built {mix.folder.root}: {manifest.layout.num_shards:,} shards, "
+            f"{int(manifest.document['num_rows']):,} rows, "
+            f"{_bytes(int(manifest.document['num_bytes']))} in {time.monotonic() - begun:.1f} s"
+        )
+
+
+def _run_build(mix: Plan, quiet: bool, run: Callable[[Any], Manifest]) -> Manifest:
+    """Import Beam, which takes seconds and sets up logging of its own, and build under a watch."""
+    logging.disable(logging.WARNING)
+    from . import transforms
+
+    logging.disable(logging.NOTSET)
+    logging.getLogger().handlers.clear()
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    if quiet:
+        return run(transforms)
+    from .progress import Watch
+
+    with Watch(mix):
+        return run(transforms)
+
+
+@main.command()
+@click.argument("out")
+@click.option("--shard", type=int, help="Show what makes up this shard.")
+@click.option("--batch", type=int, help="Show what makes up this batch.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def inspect(out: str, shard: int | None, batch: int | None, as_json: bool) -> None:
+    """Show what a finished mix OUT is; which source rows make up a shard or a batch."""
+    if shard is not None and batch is not None:
+        raise click.UsageError("give --shard or --batch, not both")
+    folder = Folder.at(out)
+    manifest = Manifest.load(folder)
+    if shard is None and batch is None:
+        click.echo(json.dumps(manifest.document, indent=2) if as_json else _summary(manifest))
+        return
+    if shard is not None:
+        if not 0 <= shard < manifest.layout.num_shards:
+            raise IndexError(f"shard {shard} is outside 0..{manifest.layout.num_shards - 1}")
+        first, count = manifest.layout.shard(shard)
+        record = manifest.shards(folder)[shard]
+        title = (
+            f"{shard_name(shard)}: batches {first:,} to {first + count - 1:,}, "
+            f"{record.num_rows:,} rows, {record.bytes:,} bytes, sha256 {record.sha256}"
+        )
+        state: Any = manifest.states(folder)[shard]
+    else:
+        assert batch is not None
+        first, count, state = batch, 1, None
+        title = f"batch {batch:,}, in {shard_name(batch // manifest.layout.batches_per_shard)}"
+    pieces = origins(folder, manifest, first, count)
+    if as_json:
+        found = {"title": title, "state": state, "rows": [asdict(piece) for piece in pieces]}
+        click.echo(json.dumps(exact(found), indent=2))
+        return
+    console = _console()
+    console.print(title, soft_wrap=True)
+    if state is not None:
+        console.print(f"state before it: {json.dumps(exact(state))}", soft_wrap=True)
+    console.print(_origins_table(pieces))
+
+
+def _origins_table(pieces: list[Origin]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("batch", "dataset", "epoch", "rows of the file", "count", "file"):
+        table.add_column(heading, justify="left" if heading in ("dataset", "file") else "right")
+    for piece in pieces:
+        table.add_row(
+            str(piece.batch),
+            piece.dataset,
+            str(piece.epoch),
+            f"{piece.first_row}..{piece.first_row + piece.count - 1}",
+            str(piece.count),
+            piece.path,
+        )
+    return table
+
+
+def _summary(manifest: Manifest) -> str:
+    document, layout = manifest.document, manifest.layout
+    lines = [
+        f"{document['mixture']['kind']} mix: {layout.num_batches:,} batches, "
+        f"{int(document['num_rows']):,} rows, {layout.num_shards:,} shards of "
+        f"{layout.batches_per_shard:,} batches, {_bytes(int(document['num_bytes']))}",
+        f"format {document['format_version']}, algorithm {document['algorithm_version']}, "
+        f"mixshards {document['mixshards_version']}, pyarrow {document['writer']['pyarrow']}",
+        f"order {manifest.order_id}",
+        f"bytes {manifest.bytes_id}",
+    ]
+    width = max(len(entry["name"]) for entry in document["datasets"])
+    lines += [
+        f"  {entry['name']:{width}}  weight {entry['weight']}, {entry['share_given']:.4%} of the "
+        f"mix, {int(entry['rows_used']):,} rows ({entry['epochs']:.3f} epochs of "
+        f"{int(entry['rows']):,})"
+        for entry in document["datasets"]
+    ]
+    columns = ", ".join(f"{column['name']}: {column['type']}" for column in document["schema"])
+    return "\n".join([*lines, f"columns {columns}"])
+
+
+@main.command()
+@click.argument("out")
+@click.option("--json", "as_json", is_flag=True, help="Print the faults as JSON.")
+def verify(out: str, as_json: bool) -> None:
+    """Hold a finished mix OUT against its manifest and mixture; exit code 1 where it has faults."""
+    faults = find_faults(out)
+    if as_json:
+        click.echo(json.dumps([asdict(fault) for fault in faults], indent=2))
+    elif faults:
+        click.echo(f"{len(faults)} fault(s) in {out}:")
+        for fault in faults:
+            click.echo(f"  {fault}")
+    else:
+        manifest = Manifest.load(Folder.at(out))
+        click.echo(
+            f"{out} is whole: {manifest.layout.num_shards:,} shards, "
+            f"{int(manifest.document['num_rows']):,} rows, every row where the mixture puts it"
+        )
+    sys.exit(1 if faults else 0)

@@ -1,0 +1,249 @@
+"""Row maps to shard files, where a shard takes contiguous slices of sources. No Beam in here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mixcore import RowMap
+
+from .errors import MixError
+from .manifest import MANIFEST, SCRATCH, Manifest, ManifestError
+from .plan import Plan
+from .registry import Cursors
+from .shard import (
+    Footer,
+    ShardError,
+    ShardRecord,
+    check_shard,
+    file_sha256,
+    open_shard,
+    provenance,
+    shard_name,
+    write_shard,
+)
+from .storage import Folder
+
+# Below this many rows a slice, one index over larger slices is cheaper than the slices themselves.
+_SLICE_ROWS = 12
+
+
+class BuildError(MixError):
+    """A mix cannot be built as planned."""
+
+
+def _journal(shard: int) -> str:
+    return f"{SCRATCH}/shard-{shard:08d}.json"
+
+
+class Standing:
+    """Which shards already stand whole, by the digests that were taken when they were written.
+
+    The digests are the finished mix's, or else the journal's: a small file a shard, written just
+    after the shard was put in its place.
+    """
+
+    def __init__(self, folder: Folder, bytes_id: str) -> None:
+        self._folder = folder
+        self._bytes_id = bytes_id
+        self._finished: list[ShardRecord] = []
+        if folder.size(MANIFEST) is not None:
+            try:
+                manifest = Manifest.load(folder)
+                if manifest.bytes_id == bytes_id:
+                    self._finished = manifest.shards(folder)
+            except ManifestError:
+                pass  # nothing is known then, and every shard is written again
+
+    def note(self, record: ShardRecord) -> None:
+        """Remember a shard that has just been put in its place."""
+        entry = {"bytes_id": self._bytes_id, **asdict(record)}
+        self._folder.put(_journal(record.shard), json.dumps(entry).encode())
+
+    def find(self, expected: Footer) -> ShardRecord | None:
+        """The record of a shard that stands whole and is this plan's, or None: it must be written."""
+        record = self._recorded(expected.shard)
+        name = shard_name(expected.shard)
+        if record is None or record.num_batches != expected.num_batches:
+            return None
+        if self._folder.size(name) != record.bytes:
+            return None
+        with self._folder.open(name) as file:
+            return record if file_sha256(file)[0] == record.sha256 else None
+
+    def _recorded(self, shard: int) -> ShardRecord | None:
+        if shard < len(self._finished):
+            return self._finished[shard]
+        try:
+            entry = json.loads(self._folder.read(_journal(shard)))
+            if entry.pop("bytes_id") != self._bytes_id:
+                return None
+            return ShardRecord(**entry)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def assemble(
+    cursors: Cursors,
+    dataset: NDArray[np.int32],
+    offset: NDArray[np.int64],
+    count: NDArray[np.int64],
+) -> pa.Table:
+    """The payload rows of run-length pieces, in the order of the pieces.
+
+    The pieces of one dataset must follow on each other, as those of consecutive batches do. Long
+    ones are sliced; where they are short, each dataset gives one slice and an index does the rest.
+    """
+    if count.sum() >= _SLICE_ROWS * len(count):
+        slices: list[pa.RecordBatch] = []
+        for piece in zip(dataset.tolist(), offset.tolist(), count.tolist(), strict=True):
+            slices.extend(cursors.read(*piece))
+        return pa.Table.from_batches(slices)
+    order = np.argsort(dataset, kind="stable")
+    starts = np.flatnonzero(np.diff(dataset[order], prepend=-1))
+    totals = np.add.reduceat(count[order], starts)
+    firsts = order[starts]
+    slices = []
+    for piece in zip(
+        dataset[firsts].tolist(), offset[firsts].tolist(), totals.tolist(), strict=True
+    ):
+        slices.extend(cursors.read(*piece))
+    # Where each piece lies among the slices, and from there where each of its rows does.
+    place = np.empty_like(count)
+    place[order] = np.cumsum(count[order]) - count[order]
+    begin = np.cumsum(count) - count
+    index = np.repeat(place - begin, count) + np.arange(int(count.sum()))
+    return pa.Table.from_batches(slices).combine_chunks().take(pa.array(index))
+
+
+@contextlib.contextmanager
+def _removed_on_error(scratch: str) -> Iterator[None]:
+    """Leave no scratch file behind what could not be finished."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(scratch)
+        raise
+
+
+def _told(done: Callable[[ShardRecord], None], record: ShardRecord) -> ShardRecord:
+    done(record)
+    return record
+
+
+class RunWriter:
+    """Writes runs of consecutive shards of one plan; one a worker, shared by its threads."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._standing = Standing(plan.folder, plan.manifest.bytes_id)
+        self._states = plan.manifest.states(plan.folder)
+        self._mixture = plan.manifest.mixture()
+        self._dataset_rows = np.array([d.num_rows for d in plan.catalog.datasets], np.int64)
+        self._names = pa.array(self._mixture.names, pa.string())
+        if plan.options.pyarrow != pa.__version__:
+            raise BuildError(
+                f"this worker has pyarrow {pa.__version__}, but the plan was made with "
+                f"{plan.options.pyarrow}, and a shard's bytes depend on it; install "
+                f"pyarrow=={plan.options.pyarrow} here, or plan again with this version"
+            )
+
+    def write(
+        self, start: int, stop: int, done: Callable[[ShardRecord], None] = lambda record: None
+    ) -> list[ShardRecord]:
+        """Write the shards ``start`` to ``stop`` that do not stand yet; a record of every one.
+
+        Source row groups are decoded once a run. While a shard is read back, hashed and put in
+        place on a second thread, the next one is encoded. ``done`` is told of each.
+
+        Raises:
+            SourceError: a source is gone, damaged, or not the planned one.
+            BuildError: a shard did not read back as planned.
+        """
+        cursors = Cursors(self._plan.catalog)
+        records: list[Future[ShardRecord]] = []
+
+        def finish(scratch: str, footer: Footer) -> ShardRecord:
+            with _removed_on_error(scratch):
+                record = self._finish(scratch, footer)
+            done(record)
+            return record
+
+        with ThreadPoolExecutor(1) as second:
+            try:
+                for shard in range(start, stop):
+                    footer = self.footer(shard)
+                    found = self._standing.find(footer)
+                    if found is not None:
+                        records.append(second.submit(_told, done, found))
+                        continue
+                    row_map = self._mixture.rows(self._states[shard], footer.num_batches)
+                    scratch = self._plan.folder.scratch(shard_name(shard))
+                    with _removed_on_error(scratch):
+                        self.encode(scratch, footer, row_map, cursors)
+                    if len(records) > 1:
+                        # At most one shard waits to be hashed, and its error stops the run here.
+                        records[-1].result()
+                    records.append(second.submit(finish, scratch, footer))
+                return [record.result() for record in records]
+            finally:
+                cursors.close()
+
+    def footer(self, shard: int) -> Footer:
+        """What a planned shard says of itself."""
+        first, batches = self._plan.layout.shard(shard)
+        return Footer(self._plan.manifest.bytes_id, shard, first, batches)
+
+    def encode(self, path: str, footer: Footer, row_map: RowMap, cursors: Cursors) -> None:
+        """Write one shard's file from its row map."""
+        write_shard(
+            path,
+            self._plan.schema,
+            self._plan.options,
+            footer,
+            self._groups(footer, row_map, cursors),
+        )
+
+    def _groups(self, footer: Footer, row_map: RowMap, cursors: Cursors) -> Iterator[pa.Table]:
+        for start, stop in self._plan.layout.groups(footer.num_batches):
+            part = slice(*np.searchsorted(row_map.batch, (start, stop)))
+            dataset, first = row_map.dataset[part], row_map.start[part]
+            count, epoch = row_map.count[part], row_map.epoch[part]
+            offset = epoch * self._dataset_rows[dataset] + first
+            rows = assemble(cursors, dataset, offset, count)
+            columns = provenance(
+                row_map.batch[part] + footer.first_batch, dataset, first, count, epoch, self._names
+            )
+            yield pa.Table.from_arrays(
+                [*rows.columns, *(pa.chunked_array([column]) for column in columns)],
+                schema=self._plan.schema,
+            )
+
+    def _finish(self, scratch: str, footer: Footer) -> ShardRecord:
+        """Read a scratch file back, hold it against the plan, and put it in place in one step."""
+        name = shard_name(footer.shard)
+        try:
+            parquet, found = open_shard(scratch, name)
+            with parquet:
+                rows = parquet.metadata.num_rows
+                expected = self._plan.manifest.group_rows(footer.shard)
+                check_shard(parquet, found, footer, expected, name)
+            with open(scratch, "rb") as file:
+                sha256, size = file_sha256(file)
+        except (ShardError, OSError) as error:
+            raise BuildError(f"what was just written did not read back: {error}") from error
+        self._plan.folder.place(scratch, name)
+        record = ShardRecord(
+            footer.shard, footer.first_batch, footer.num_batches, rows, size, sha256
+        )
+        self._standing.note(record)
+        return record

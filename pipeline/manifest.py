@@ -1,0 +1,337 @@
+"""What a finished mix is: the manifest and its tables, written, published and read back."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mixcore import Allocation, Mixture, State, WeightedMixture
+
+from .errors import MixError
+from .shard import Layout, ShardRecord, shard_name
+from .storage import Folder
+
+FORMAT_VERSION = "1.0"
+ALGORITHM_VERSION = 1
+MANIFEST = "manifest.json"
+PLAN = "_mix/plan.json"
+SCRATCH = "_mix/tmp"
+
+_STATES_PER_GROUP = 1024
+
+SOURCES_SCHEMA = pa.schema(
+    [
+        ("dataset", pa.string()),
+        ("path", pa.string()),
+        ("bytes", pa.int64()),
+        ("rows", pa.int64()),
+        ("first_row", pa.int64()),
+        ("digest", pa.string()),
+    ]
+)
+SHARDS_SCHEMA = pa.schema(
+    [
+        ("file", pa.string()),
+        ("first_batch", pa.int64()),
+        ("num_batches", pa.int64()),
+        ("num_rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("sha256", pa.string()),
+    ]
+)
+
+
+class ManifestError(MixError):
+    """A folder holds no finished mix, a newer one, or one whose tables are damaged."""
+
+
+def exact(value: Any) -> Any:
+    """The value with integers past 2^53 as strings, since JSON readers round them."""
+    if isinstance(value, Mapping):
+        return {key: exact(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [exact(inner) for inner in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:
+        return str(value)
+    return value
+
+
+def identity(value: Any) -> str:
+    """Hex sha256 of a value's canonical JSON: sorted keys, no spaces, exact integers."""
+    text = json.dumps(exact(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def to_json(value: Any) -> bytes:
+    """JSON for people, in the order given, and the same bytes for the same value."""
+    return (json.dumps(exact(value), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def put_table(folder: Folder, kind: str, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+    """Store a table under ``_mix/``, its digest in its name; what the manifest says of it."""
+    sink = io.BytesIO()
+    writer: pq.ParquetWriter | None = None
+    for batch in batches:
+        if writer is None:
+            writer = pq.ParquetWriter(
+                sink, batch.schema, compression="zstd", write_page_checksum=True
+            )
+        writer.write_batch(batch, row_group_size=max(1, batch.num_rows))
+    assert writer is not None  # every table has at least one batch
+    writer.close()
+    data = sink.getvalue()
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"_mix/{kind}-{digest[:16]}.parquet"
+    if folder.size(name) != len(data) or folder.read(name) != data:
+        folder.put(name, data)
+    return {"path": name, "bytes": len(data), "sha256": digest}
+
+
+def shards_table(records: Iterable[ShardRecord]) -> Iterator[pa.RecordBatch]:
+    """The shards table in batches of bounded size."""
+    records = iter(records)
+    while block := list(islice(records, 1 << 16)):
+        yield pa.RecordBatch.from_pydict(
+            {
+                "file": [shard_name(record.shard) for record in block],
+                "first_batch": [record.first_batch for record in block],
+                "num_batches": [record.num_batches for record in block],
+                "num_rows": [record.num_rows for record in block],
+                "bytes": [record.bytes for record in block],
+                "sha256": [record.sha256 for record in block],
+            },
+            schema=SHARDS_SCHEMA,
+        )
+
+
+def states_table(mixture: Mixture, boundaries: Iterable[int]) -> Iterator[pa.RecordBatch]:
+    """The states table: a row a boundary, in batches of bounded size."""
+    states = mixture.states(boundaries)
+    while block := list(islice(states, _STATES_PER_GROUP)):
+        kind = pa.array([mixture.state_kind] * len(block))
+        if not isinstance(mixture, WeightedMixture):
+            texts = [json.dumps(exact(state), sort_keys=True) for state in block]
+            yield pa.record_batch([kind, pa.array(texts)], names=["state_kind", "state"])
+            continue
+        wide = mixture.allocation.arithmetic != "int64"
+        carries: Any = [[state["remainder_carry"][n] for n in mixture.names] for state in block]
+        if wide:
+            carries = [[str(carry) for carry in row] for row in carries]
+        yield pa.record_batch(
+            [
+                kind,
+                pa.array(
+                    [[state["offsets"][n] for n in mixture.names] for state in block],
+                    pa.list_(pa.int64()),
+                ),
+                pa.array(carries, pa.list_(pa.string() if wide else pa.int64())),
+            ],
+            names=["state_kind", "offsets", "remainder_carry"],
+        )
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished (or, while it is being built, planned) mix.
+
+    ``document`` is the whole JSON; ``tables`` says of each table its path, bytes and sha256.
+    ``rows_per_batch`` is None where batches differ.
+    """
+
+    document: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, folder: Folder) -> Manifest:
+        """The manifest of a finished mix.
+
+        Raises:
+            ManifestError: there is none, it is damaged, or of a newer major format.
+        """
+        try:
+            text = folder.read(MANIFEST)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            unfinished = folder.size(PLAN) is not None
+            hint = (
+                "a build was begun there and has not finished: run `mixshards build` again"
+                if unfinished
+                else "expected the output folder of `mixshards build`"
+            )
+            raise ManifestError(
+                f"{folder.root}: no {MANIFEST}, so no finished mix; {hint}"
+            ) from error
+        return cls.decode(text, f"{folder.root}/{MANIFEST}")
+
+    @classmethod
+    def decode(cls, text: bytes, where: str) -> Manifest:
+        """From JSON text.
+
+        Raises:
+            ManifestError: it is no manifest, or of a newer major format.
+        """
+        try:
+            document = json.loads(text)
+            version = str(document["format_version"])
+            major = int(version.split(".")[0])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ManifestError(f"{where}: is no manifest of a mix ({error!r})") from error
+        if major > int(FORMAT_VERSION.split(".")[0]):
+            raise ManifestError(
+                f"{where}: has format_version {version}, but this mixshards reads up to "
+                f"{FORMAT_VERSION}; install a newer mixshards"
+            )
+        manifest = cls(document)
+        try:
+            _ = manifest.order_id, manifest.bytes_id, manifest.layout, manifest.rows_per_batch
+        except (KeyError, TypeError, ValueError) as error:
+            raise ManifestError(f"{where}: is damaged: {error!r}") from error
+        return manifest
+
+    @property
+    def order_id(self) -> str:
+        """Identity of the order of items: equal ids, equal batches."""
+        return str(self.document["order_id"])
+
+    @property
+    def bytes_id(self) -> str:
+        """Identity of the shards' bytes."""
+        return str(self.document["bytes_id"])
+
+    @property
+    def rows_per_batch(self) -> int | None:
+        """Rows in every batch, or None where batches differ."""
+        rows = self.document["mixture"]["rows_per_batch"]
+        return None if rows is None else int(rows)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """How batches fall into shards and row groups."""
+        return Layout(
+            **{
+                key: value
+                for key, value in self.document["layout"].items()
+                if key in Layout.__dataclass_fields__
+            }
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Dataset names in configured order."""
+        return tuple(dataset["name"] for dataset in self.document["datasets"])
+
+    def mixture(self) -> Mixture:
+        """The mixture that decided the order.
+
+        Raises:
+            ManifestError: a kind of mixture that this version does not know.
+        """
+        kind = self.document["mixture"]["kind"]
+        if kind != "weighted":
+            raise ManifestError(
+                f"mixture kind {kind!r} is not known here; install a newer mixshards"
+            )
+        datasets = self.document["datasets"]
+        return WeightedMixture(
+            allocation=Allocation(
+                {dataset["name"]: int(dataset["weight"]) for dataset in datasets},
+                int(self.document["mixture"]["batch_size"]),
+            ),
+            dataset_rows=tuple(int(dataset["rows"]) for dataset in datasets),
+            num_batches=self.layout.num_batches,
+            repeat=bool(self.document["mixture"]["repeat"]),
+        )
+
+    def group_rows(self, shard: int) -> list[int] | None:
+        """Rows of each row group of a shard, None where batches differ in size."""
+        if self.rows_per_batch is None:
+            return None
+        _, batches = self.layout.shard(shard)
+        return [(stop - start) * self.rows_per_batch for start, stop in self.layout.groups(batches)]
+
+    def table(self, folder: Folder, kind: str, columns: list[str] | None = None) -> pa.Table:
+        """One of the mix's tables, held against its digest.
+
+        Raises:
+            ManifestError: it is missing or damaged.
+        """
+        return pq.read_table(io.BytesIO(self.table_bytes(folder, kind)), columns=columns)
+
+    def table_bytes(self, folder: Folder, kind: str) -> bytes:
+        """A table's file, held against its digest.
+
+        Raises:
+            ManifestError: it is missing or damaged.
+        """
+        entry = self.document["tables"][kind]
+        try:
+            data = folder.read(entry["path"])
+        except OSError as error:
+            raise ManifestError(
+                f"{folder.root}/{entry['path']}: cannot be read: {error}"
+            ) from error
+        found = hashlib.sha256(data).hexdigest()
+        if found != entry["sha256"]:
+            raise ManifestError(
+                f"{folder.root}/{entry['path']}: is damaged: sha256 {found[:16]}.., the manifest "
+                f"says {entry['sha256'][:16]}.."
+            )
+        return data
+
+    def shards(self, folder: Folder) -> list[ShardRecord]:
+        """A record a shard, from the shards table."""
+        table = self.table(folder, "shards").to_pydict()
+        return [
+            ShardRecord(shard, *row)
+            for shard, row in enumerate(
+                zip(*(table[name] for name in SHARDS_SCHEMA.names[1:]), strict=True)
+            )
+        ]
+
+    def states(self, folder: Folder) -> States:
+        """The states at all boundaries."""
+        return States(self.names, self.table_bytes(folder, "states"))
+
+
+class States:
+    """The states at a mix's boundaries by shard number; one row group is decoded at a time.
+
+    May be shared by threads.
+    """
+
+    def __init__(self, names: tuple[str, ...], data: bytes) -> None:
+        self._names = names
+        self._file = pq.ParquetFile(io.BytesIO(data))
+        self._lock = threading.Lock()
+        self._group = -1
+        self._rows: pa.Table = None
+
+    def __len__(self) -> int:
+        return int(self._file.metadata.num_rows)
+
+    def __getitem__(self, boundary: int) -> State:
+        """State just before a shard; the last boundary is the end of the mix."""
+        if not 0 <= boundary < len(self):
+            raise IndexError(f"boundary {boundary} is outside 0..{len(self) - 1}")
+        group, place = divmod(boundary, _STATES_PER_GROUP)
+        with self._lock:
+            if group != self._group:
+                self._rows = self._file.read_row_group(group)
+                self._group = group
+            row = self._rows.slice(place, 1).to_pylist()[0]
+        if "state" in row:
+            state: State = json.loads(row["state"])
+            return state
+        carries = map(int, row["remainder_carry"])
+        return {
+            "offsets": dict(zip(self._names, row["offsets"], strict=True)),
+            "remainder_carry": dict(zip(self._names, carries, strict=True)),
+        }

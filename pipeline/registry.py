@@ -1,0 +1,199 @@
+"""Items by dataset and offset: forward cursors over a catalog, and the registry of iterators."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from .catalog import Catalog, Dataset
+from .formats import SourceChangedError, format_of
+from .schema import conform
+from .storage import resolve
+
+# A dataset this small is decoded once and kept while its cursor is open.
+_KEPT_ROWS = 2048
+_KEPT_BYTES = 1 << 20
+
+
+class Cursor:
+    """A place in a dataset that moves forward; rows come as record batches under the schema.
+
+    A read that goes on where the last one stopped decodes nothing twice. Any other offset is
+    reached by opening the file there.
+    """
+
+    def __init__(self, catalog: Catalog, dataset: Dataset, batch_bytes: int = 2 << 20) -> None:
+        self._catalog = catalog
+        self._dataset = dataset
+        self._batch_bytes = batch_bytes
+        self._stream: Iterator[pa.RecordBatch] | None = None
+        self._buffer: pa.RecordBatch | None = None
+        self._buffer_start = 0
+        self._whole = (
+            dataset.num_rows <= _KEPT_ROWS and dataset.num_rows * dataset.row_bytes <= _KEPT_BYTES
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of decoded rows that the cursor holds."""
+        return 0 if self._buffer is None else int(self._buffer.nbytes)
+
+    def close(self) -> None:
+        """Let go of the open file and of decoded rows; the next read opens again."""
+        self._stream = None
+        self._buffer = None
+
+    def read(self, offset: int, count: int) -> list[pa.RecordBatch]:
+        """Rows of ``count`` items from an offset; past the dataset's end it begins again.
+
+        Raises:
+            SourceError: a file is gone, damaged, or no longer the planned one.
+        """
+        rows = self._dataset.num_rows
+        start = offset % rows
+        if self._whole:
+            if self._buffer is None:
+                table = pa.Table.from_batches(list(self._pieces(0, rows)))
+                self._stream, self._buffer = None, table.combine_chunks().to_batches()[0]
+            if start + count <= rows:
+                return [self._buffer.slice(start, count)]
+            return [self._buffer.take(pa.array((start + np.arange(count)) % rows))]
+        pieces: list[pa.RecordBatch] = []
+        while count:
+            now = min(count, rows - start)
+            pieces.extend(self._pieces(start, now))
+            count -= now
+            start = 0
+        return pieces
+
+    def _pieces(self, start: int, count: int) -> Iterator[pa.RecordBatch]:
+        while count:
+            begin = start - self._buffer_start
+            if self._buffer is None or not 0 <= begin < self._buffer.num_rows:
+                self._fill(start)
+                continue
+            piece = self._buffer.slice(begin, count)
+            yield piece
+            start += piece.num_rows
+            count -= piece.num_rows
+
+    def _fill(self, start: int) -> None:
+        """Decode the batch that holds a row: the stream's next one, or a new stream's first."""
+        following = None if self._buffer is None else self._buffer_start + self._buffer.num_rows
+        if self._stream is None or start != following:
+            self._stream = self._open(start)
+            self._buffer_start = start
+        elif following is not None:
+            self._buffer_start = following
+        self._buffer = next(self._stream)
+
+    def _open(self, start: int) -> Iterator[pa.RecordBatch]:
+        """Batches of the dataset from a row on, file after file, up to its last row."""
+        catalog, dataset = self._catalog, self._dataset
+        columns = catalog.source_columns(dataset)
+        for file in dataset.files:
+            stop = min(file.first_row + file.num_rows, dataset.num_rows)
+            if stop <= start:
+                continue
+            filesystem, path = resolve(file.path, catalog.base)
+            module = format_of(path)
+            assert module is not None  # the catalog holds no other files
+            batches = module.read_from(
+                filesystem, path, file.digest, start - file.first_row, columns, self._batch_bytes
+            )
+            where = f"dataset {dataset.name!r}, {file.path}"
+            for batch in batches:
+                batch = batch.slice(0, stop - start).select(columns)
+                if batch.num_rows:
+                    yield conform(batch, catalog.schema, where)
+                start += batch.num_rows
+                if start == stop:
+                    break
+            if start != stop:
+                raise SourceChangedError(
+                    f"{where}: ended at row {start - file.first_row}, expected {file.num_rows} rows"
+                )
+
+
+class Cursors:
+    """Cursors over all datasets, of which only the most recently used stay open.
+
+    ``max_open`` bounds files, ``max_bytes`` decoded rows; what is closed opens again when it is
+    next read.
+    """
+
+    def __init__(self, catalog: Catalog, max_open: int = 128, max_bytes: int = 256 << 20) -> None:
+        self._max_open = max_open
+        self._max_bytes = max_bytes
+        share = max_bytes // (2 * min(max_open, len(catalog.datasets)))
+        self._cursors = [
+            Cursor(catalog, dataset, min(4 << 20, share)) for dataset in catalog.datasets
+        ]
+        self._open: OrderedDict[int, int] = OrderedDict()
+        self._bytes = 0
+
+    def read(self, dataset: int, offset: int, count: int) -> list[pa.RecordBatch]:
+        """As :meth:`Cursor.read`, for the dataset at a place of the configured order."""
+        cursor = self._cursors[dataset]
+        pieces = cursor.read(offset, count)
+        self._bytes += cursor.nbytes - self._open.pop(dataset, 0)
+        self._open[dataset] = cursor.nbytes
+        while len(self._open) > 1 and (
+            len(self._open) > self._max_open or self._bytes > self._max_bytes
+        ):
+            oldest, held = self._open.popitem(last=False)
+            self._cursors[oldest].close()
+            self._bytes -= held
+        return pieces
+
+    def close(self) -> None:
+        """Close all of them."""
+        for dataset in self._open:
+            self._cursors[dataset].close()
+        self._open.clear()
+        self._bytes = 0
+
+
+class Registry:
+    """Opens an iterator over a dataset's items at any offset; an item is a dict under the schema.
+
+    With ``repeat`` a dataset begins again after its last item, for ever.
+    """
+
+    def __init__(self, catalog: Catalog, repeat: bool = False) -> None:
+        self._catalog = catalog
+        self._repeat = repeat
+
+    def get_iterator(self, name: str, offset: int = 0) -> Iterator[dict[str, Any]]:
+        """Items of the dataset from the zero-based offset on.
+
+        No row group that lies wholly before the offset is read. The first rows are decoded here,
+        so that a bad name, offset or file is known at once.
+
+        Raises:
+            KeyError: no such dataset.
+            ValueError: a negative offset, or without ``repeat`` one past the dataset's end.
+            SourceError: the file is gone, damaged, or no longer the planned one.
+        """
+        if name not in self._catalog.index:
+            raise KeyError(f"no dataset {name!r}; the catalog has {', '.join(self._catalog.index)}")
+        dataset = self._catalog.datasets[self._catalog.index[name]]
+        if offset < 0 or (offset > dataset.num_rows and not self._repeat):
+            raise ValueError(
+                f"dataset {name!r} has {dataset.num_rows} items; it cannot be opened at {offset}"
+            )
+        cursor = Cursor(self._catalog, dataset)
+        if self._repeat or offset < dataset.num_rows:
+            cursor.read(offset, 1)
+        return self._items(cursor, dataset, offset)
+
+    def _items(self, cursor: Cursor, dataset: Dataset, offset: int) -> Iterator[dict[str, Any]]:
+        while self._repeat or offset < dataset.num_rows:
+            left = dataset.num_rows - offset % dataset.num_rows
+            for batch in cursor.read(offset, min(left, 256)):
+                yield from batch.to_pylist()
+                offset += batch.num_rows

@@ -1,0 +1,270 @@
+"""What a shard file is: its schema, name, footer and row groups, for all who write or read one."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .errors import MixError
+
+MIX_BATCH, MIX_DATASET, MIX_ROW, MIX_EPOCH = "mix_batch", "mix_dataset", "mix_row", "mix_epoch"
+
+PROVENANCE = pa.schema(
+    [
+        pa.field(MIX_BATCH, pa.int64(), nullable=False),
+        pa.field(MIX_DATASET, pa.string(), nullable=False),
+        pa.field(MIX_ROW, pa.int64(), nullable=False),
+        pa.field(MIX_EPOCH, pa.int32(), nullable=False),
+    ]
+)
+"""Where a row comes from: batch, dataset, position in the dataset, how often it was read before."""
+
+SHARDS = "shards"
+MAX_SHARDS = 10**8
+_FOOTER_KEY = b"mixshards"
+_SPREAD = ("INT32", "INT64", "FLOAT", "DOUBLE")
+
+
+class ShardError(MixError):
+    """A shard is missing, damaged, or not the one that stands at its place."""
+
+
+def shard_name(index: int) -> str:
+    """Name of a shard in its mix."""
+    return f"{SHARDS}/shard-{index:08d}.parquet"
+
+
+def shard_schema(payload: pa.Schema) -> pa.Schema:
+    """Payload columns, then provenance.
+
+    Raises:
+        ShardError: a payload column has a provenance column's name.
+    """
+    taken = [name for name in payload.names if name in PROVENANCE.names]
+    if taken:
+        raise ShardError(
+            f"the sources have a column named {taken[0]!r}, which the shards use for provenance; "
+            f"give it another name with `columns: {{my_{taken[0]}: {taken[0]}, ..}}`"
+        )
+    return pa.schema([*payload, *PROVENANCE])
+
+
+def describe(schema: pa.Schema) -> list[dict[str, Any]]:
+    """The schema as JSON for people: name, type and nullability of each column."""
+    return [
+        {"name": field.name, "type": str(field.type), "nullable": field.nullable}
+        for field in schema
+    ]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How batches fall into shards and row groups."""
+
+    num_batches: int
+    batches_per_shard: int
+    batches_per_row_group: int
+    batches_per_step: int | None = None
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards; only the last may hold fewer batches."""
+        return -(-self.num_batches // self.batches_per_shard)
+
+    def shard(self, index: int) -> tuple[int, int]:
+        """First batch of a shard, and how many it holds."""
+        first = index * self.batches_per_shard
+        return first, min(self.batches_per_shard, self.num_batches - first)
+
+    def boundaries(self) -> Iterable[int]:
+        """First batch of every shard, and the end of the mix."""
+        yield from range(0, self.num_batches, self.batches_per_shard)
+        yield self.num_batches
+
+    def groups(self, num_batches: int) -> list[tuple[int, int]]:
+        """Batches (first, past the last) of each row group of a shard, numbered in the shard."""
+        size = self.batches_per_row_group
+        return [(at, min(at + size, num_batches)) for at in range(0, num_batches, size)]
+
+
+@dataclass(frozen=True)
+class WriterOptions:
+    """All that decides how rows become bytes, besides the rows."""
+
+    compression: str
+    compression_level: int | None
+    pyarrow: str = pa.__version__
+
+    def for_writer(self, schema: pa.Schema) -> dict[str, Any]:
+        """Arguments of ParquetWriter.
+
+        Numbers inside lists (tokens, features) are byte-stream-split: on real tokens that is a
+        quarter smaller than a dictionary under the same zstd level, and written faster.
+        """
+        plain, split = _leaves(schema)
+        return {
+            "compression": self.compression,
+            "compression_level": self.compression_level,
+            "use_dictionary": plain,
+            "use_byte_stream_split": split,
+            "write_page_checksum": True,
+            "version": "2.6",
+            "data_page_version": "1.0",
+        }
+
+
+@functools.lru_cache(maxsize=8)
+def _leaves(schema: pa.Schema) -> tuple[list[str], list[str]]:
+    """Parquet paths of the leaf columns: those left to dictionaries, those byte-stream-split."""
+    sink = io.BytesIO()
+    pq.ParquetWriter(sink, schema).close()
+    columns = pq.read_metadata(io.BytesIO(sink.getvalue())).schema
+    plain: list[str] = []
+    split: list[str] = []
+    for column in map(columns.column, range(len(columns))):
+        spread = column.max_repetition_level > 0 and column.physical_type in _SPREAD
+        (split if spread else plain).append(column.path)
+    return plain, split
+
+
+@dataclass(frozen=True)
+class Footer:
+    """What a shard says of itself."""
+
+    bytes_id: str
+    shard: int
+    first_batch: int
+    num_batches: int
+
+    def encode(self) -> dict[bytes, bytes]:
+        """As Parquet key-value metadata."""
+        return {_FOOTER_KEY: json.dumps(asdict(self), sort_keys=True).encode()}
+
+    @classmethod
+    def decode(cls, metadata: Mapping[bytes, bytes] | None, where: str) -> Footer:
+        """From Parquet key-value metadata.
+
+        Raises:
+            ShardError: the file is no shard.
+        """
+        try:
+            return cls(**json.loads((metadata or {})[_FOOTER_KEY]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ShardError(f"{where}: is a Parquet file, but no shard of a mix") from error
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A shard that stands in its place: a row of the shards table.
+
+    ``bytes`` is the file's size and ``sha256`` (hex) its digest.
+    """
+
+    shard: int
+    first_batch: int
+    num_batches: int
+    num_rows: int
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if len(self.sha256) != 64:
+            raise ValueError(f"a sha256 has 64 hex digits, not {self.sha256!r}")
+
+
+def write_shard(
+    path: str, schema: pa.Schema, options: WriterOptions, footer: Footer, groups: Iterable[pa.Table]
+) -> None:
+    """Write tables as a shard's row groups, one each.
+
+    Parquet bytes follow the chunking, so each table is brought to one chunk a column first.
+    """
+    with pq.ParquetWriter(path, schema, **options.for_writer(schema)) as writer:
+        for table in groups:
+            writer.write_table(table.combine_chunks(), row_group_size=max(1, table.num_rows))
+        writer.add_key_value_metadata(footer.encode())
+
+
+def open_shard(
+    file: pa.NativeFile | str, where: str, **options: Any
+) -> tuple[pq.ParquetFile, Footer]:
+    """A shard for reading, its footer read.
+
+    Raises:
+        ShardError: the file is truncated, damaged or no shard.
+    """
+    try:
+        parquet = pq.ParquetFile(file, **options)
+    except (pa.ArrowException, OSError) as error:
+        raise ShardError(f"{where}: cannot be opened as Parquet: {error}") from error
+    return parquet, Footer.decode(parquet.metadata.metadata, where)
+
+
+def check_shard(
+    parquet: pq.ParquetFile,
+    found: Footer,
+    expected: Footer,
+    group_rows: list[int] | None,
+    where: str,
+) -> None:
+    """Hold an open shard's footer and row groups (None: of unknown sizes) against the plan.
+
+    Raises:
+        ShardError: it is another plan's, stands in another place, or has other row groups.
+    """
+    if found.bytes_id != expected.bytes_id:
+        raise ShardError(
+            f"{where}: belongs to another build: its bytes_id is {found.bytes_id[:16]}.., "
+            f"expected {expected.bytes_id[:16]}.."
+        )
+    if found != expected:
+        raise ShardError(
+            f"{where}: holds batches {found.first_batch} to "
+            f"{found.first_batch + found.num_batches} as shard {found.shard}; expected batches "
+            f"{expected.first_batch} to {expected.first_batch + expected.num_batches} "
+            f"as shard {expected.shard}"
+        )
+    metadata = parquet.metadata
+    rows = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+    if group_rows is not None and rows != group_rows:
+        raise ShardError(
+            f"{where}: has {sum(rows)} rows in {len(rows)} row groups, "
+            f"expected {sum(group_rows)} in {len(group_rows)}"
+        )
+
+
+def file_sha256(file: Any) -> tuple[str, int]:
+    """Hex sha256 and size of an open file, read in pieces of 1 MiB."""
+    digest, size = hashlib.sha256(), 0
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+        size += len(chunk)
+    return digest.hexdigest(), size
+
+
+def provenance(
+    batch: np.ndarray[Any, Any],
+    dataset: np.ndarray[Any, Any],
+    start: np.ndarray[Any, Any],
+    count: np.ndarray[Any, Any],
+    epoch: np.ndarray[Any, Any],
+    names: pa.Array,
+) -> list[pa.Array]:
+    """The provenance columns of run-length rows; ``names`` are the datasets' in order."""
+    ends = np.cumsum(count)
+    row = np.arange(int(ends[-1])) + np.repeat(start - (ends - count), count)
+    return [
+        pa.array(np.repeat(batch, count)),
+        names.take(pa.array(np.repeat(dataset, count))),
+        pa.array(row),
+        pa.array(np.repeat(epoch, count)),
+    ]

@@ -1,0 +1,166 @@
+"""Folders and files on a local disk or an object store, through pyarrow.fs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs
+
+from .errors import MixError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class StorageError(MixError):
+    """A path or URI cannot be used."""
+
+
+def resolve(path: str, base: str | os.PathLike[str] = ".") -> tuple[fs.FileSystem, str]:
+    """The file system a path or URI lies on, and the path there; relative ones start at ``base``.
+
+    Raises:
+        StorageError: a URI whose scheme pyarrow cannot open.
+    """
+    if "://" not in path:
+        return fs.LocalFileSystem(), os.path.abspath(os.path.join(base, path))
+    try:
+        filesystem, inner = fs.FileSystem.from_uri(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise StorageError(f"cannot open {path!r}: {error}") from error
+    return filesystem, inner.rstrip("/")
+
+
+def is_local(path: str) -> bool:
+    """Whether a path or URI lies on this machine's own file system."""
+    return "://" not in path or path.startswith("file://")
+
+
+def in_threads(
+    function: Callable[[T], R], items: list[T], threads: int = 16, window: int = 256
+) -> list[R]:
+    """Map with threads, results in the order of the items, at most ``window`` waiting."""
+    results: list[R] = []
+    waiting: list[Future[R]] = []
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) >= window:
+                    results.append(waiting.pop(0).result())
+            results.extend(future.result() for future in waiting)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return results
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of a mix; names are relative, with ``/`` between parts."""
+
+    filesystem: fs.FileSystem
+    root: str
+    uri: str
+
+    @classmethod
+    def at(cls, path: str, base: str | os.PathLike[str] = ".") -> Folder:
+        """The folder a path or URI names."""
+        filesystem, root = resolve(path, base)
+        return cls(filesystem, root, root if is_local(path) else path)
+
+    @property
+    def local(self) -> bool:
+        """Whether names can be opened and renamed by the operating system."""
+        return bool(self.filesystem.type_name == "local")
+
+    def path(self, name: str) -> str:
+        """Full path on the file system; a name that leads out of the folder is refused.
+
+        Raises:
+            StorageError: an absolute name, or one with ``..`` in it.
+        """
+        parts = name.split("/")
+        if name.startswith("/") or ".." in parts or "\\" in name:
+            raise StorageError(f"{name!r} leads out of {self.root}; names in a mix are relative")
+        return f"{self.root}/{name}" if name else self.root
+
+    def size(self, name: str) -> int | None:
+        """Size in bytes of a file, None where there is no such file."""
+        info = self.filesystem.get_file_info(self.path(name))
+        return int(info.size) if info.is_file else None
+
+    def names(self, name: str = "") -> list[str]:
+        """Names of all files below a folder, relative to it, sorted; [] where it is missing."""
+        top = self.path(name)
+        selector = fs.FileSelector(top, recursive=True, allow_not_found=True)
+        found = self.filesystem.get_file_info(selector)
+        return sorted(info.path[len(top) :].lstrip("/") for info in found if info.is_file)
+
+    def open(self, name: str) -> pa.NativeFile:
+        """Open a file for reading at random places."""
+        return self.filesystem.open_input_file(self.path(name))
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a small file."""
+        with self.open(name) as file:
+            return bytes(file.read())
+
+    def put(self, name: str, data: bytes | pa.Buffer) -> None:
+        """Write a whole file in one step: it is there in full or not at all."""
+        if self.local:
+            scratch = self.scratch(name)
+            with open(scratch, "wb") as file:
+                file.write(data)
+            self.place(scratch, name)
+            return
+        stream = self.filesystem.open_output_stream(self.path(name))
+        stream.write(data)
+        # Only close publishes an object, so an error above leaves nothing behind.
+        stream.close()
+
+    def scratch(self, name: str) -> str:
+        """A fresh path on a local disk, from which :meth:`place` can put a file into the folder."""
+        tmp = self.path("_mix/tmp") if self.local else tempfile.gettempdir()
+        os.makedirs(tmp, exist_ok=True)
+        return f"{tmp}/{os.path.basename(name)}.{uuid.uuid4().hex}.part"
+
+    def place(self, scratch: str, name: str) -> None:
+        """Put a scratch file at its final name in one step: flush and rename, or one put."""
+        with open(scratch, "rb") as file:
+            if not self.local:
+                with pa.memory_map(scratch) as mapped:
+                    self.put(name, mapped.read_buffer())
+                os.remove(scratch)
+                return
+            os.fsync(file.fileno())
+        final = self.path(name)
+        os.makedirs(os.path.dirname(final), exist_ok=True)
+        os.replace(scratch, final)
+
+    def delete(self, name: str) -> None:
+        """Remove a file; one that is gone already is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            self.filesystem.delete_file(self.path(name))
+
+    def delete_tree(self, name: str) -> None:
+        """Remove a folder and all below it; one that is gone already is fine."""
+        self.filesystem.delete_dir_contents(self.path(name), missing_dir_ok=True)
+
+    def free_bytes(self) -> int | None:
+        """Free space where the folder lies (or will lie), None where it has no such bound."""
+        if not self.local:
+            return None
+        path = self.root
+        while not os.path.isdir(path):
+            path = os.path.dirname(path)
+        stat: Any = os.statvfs(path)
+        return int(stat.f_bavail * stat.f_frsize)

@@ -1,0 +1,33 @@
+"""Packaging. `pip install .` is all a trainer needs; `.[build]` builds mixes."""
+
+from setuptools import find_packages, setup
+
+BUILD = [
+    "apache-beam>=2.60",
+    "click>=8.1",
+    "pydantic>=2.7",
+    "rich>=13",
+    "ruamel.yaml>=0.18",
+]
+TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8", "ruff>=0.6"]
+
+setup(
+    name="mixshards",
+    version="0.1.0",
+    description="Settle a data mixture before training: exact, resumable Parquet shards",
+    long_description=open("README.md", encoding="utf-8").read(),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.10",
+    packages=find_packages(include=["mixcore", "mixcore.*", "pipeline", "pipeline.*"]),
+    package_data={"mixcore": ["py.typed"], "pipeline": ["py.typed"]},
+    install_requires=["numpy>=1.26", "pyarrow>=18"],
+    extras_require={
+        "build": BUILD,
+        "torch": ["torch>=2.2"],
+        "gcp": [*BUILD, "apache-beam[gcp]>=2.60"],
+        "s3": ["pyarrow>=18"],
+        "test": [*BUILD, *TEST],
+        "bench": [*BUILD],
+    },
+    entry_points={"console_scripts": ["mixshards=pipeline.cli:main"]},
+)
