@@ -1,6 +1,12 @@
 """Packaging. `pip install .` is all a trainer needs; `.[build]` builds mixes."""
 
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "pipeline/version.py").read_text())[1]
 
 BUILD = [
     "apache-beam>=2.60",
@@ -13,9 +19,9 @@ TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8", "ruff>=0.6"]
 
 setup(
     name="mixshards",
-    version="0.1.0",
+    version=VERSION,
     description="Settle a data mixture before training: exact, resumable Parquet shards",
-    long_description=open("README.md", encoding="utf-8").read(),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     python_requires=">=3.10",
     packages=find_packages(include=["mixcore", "mixcore.*", "pipeline", "pipeline.*"]),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from pyarrow import fs
@@ -14,7 +16,7 @@ from pyarrow import fs
 from .errors import MixError
 from .formats import FileScan, format_of, known_suffixes
 from .schema import unify
-from .storage import in_threads, resolve
+from .storage import in_threads, is_local, resolve, split_query
 
 _GLOB = re.compile(r"[*?\[]")
 
@@ -78,28 +80,28 @@ class Catalog:
         return [dataset.columns[name] for name in names] if dataset.columns else names
 
 
-def _glob_pattern(pattern: str) -> re.Pattern[str]:
-    """A regular expression for a glob relative to its root: ``**`` crosses folders, ``*`` not."""
-    parts = []
-    for part in pattern.split("/"):
-        if part == "**":
-            parts.append("(?:[^/]+/)*")
-            continue
-        text, place = "", 0
-        while place < len(part):
-            char = part[place]
-            close = part.find("]", place + 2)
-            if char == "[" and close > 0:
-                inner = part[place + 1 : close].replace("\\", "\\\\")
-                text += f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
-                place = close
-            else:
-                text += {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char))
-            place += 1
-        parts.append(text + "/")
-    if pattern.endswith("**"):
-        parts.append("[^/]+")
-    return re.compile("".join(parts).removesuffix("/"))
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the parts of a path fit those of a glob: ``**`` crosses folders, ``*`` not."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        rest = pattern[1:] or ["*"]
+        return any(_matches(parts[skip:], rest) for skip in range(len(parts)))
+    # The shell's way to say "none of these" is as good as fnmatch's own.
+    wanted = pattern[0].replace("[^", "[!")
+    return bool(parts) and fnmatchcase(parts[0], wanted) and _matches(parts[1:], pattern[1:])
+
+
+def _globbed(name: str, pattern: Sequence[str]) -> bool:
+    """Whether a glob takes a file: by its own name, or by that of a folder that is named as data.
+
+    Spark and Dask write one data set as a folder ``x.parquet/`` of part files.
+    """
+    parts = name.split("/")
+    return _matches(parts, pattern) or any(
+        format_of(parts[depth - 1]) is not None and _matches(parts[:depth], pattern)
+        for depth in range(1, len(parts))
+    )
 
 
 def _is_data(relative: str) -> bool:
@@ -109,7 +111,26 @@ def _is_data(relative: str) -> bool:
     )
 
 
-def _expand(dataset: str, written: str, base: str) -> list[str]:
+def _listing(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
+    """Names of all files below a folder, relative to it; none where there is no such folder."""
+    if filesystem.type_name == "local":
+        # A link that leads nowhere is listed too, so that its file is missed and not passed over.
+        for folder, _, names in os.walk(root, onerror=_raise_unless_missing, followlinks=True):
+            inside = folder[len(root) :].strip("/")
+            yield from (f"{inside}/{name}" if inside else name for name in names)
+        return
+    selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
+    for found in filesystem.get_file_info(selector):
+        if found.is_file:
+            yield found.path[len(root) :].lstrip("/")
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _expand(written: str, base: str) -> list[str]:
     """The files that one written path names, as configured, in their order.
 
     Raises:
@@ -120,64 +141,75 @@ def _expand(dataset: str, written: str, base: str) -> list[str]:
     if info.is_file:
         if format_of(full) is None:
             raise CatalogError(
-                f"dataset {dataset!r}: {written}: no format reads this file; "
+                f"{written}: no format reads this file; "
                 f"expected a name that ends in {known_suffixes()}"
             )
         return [written]
+    uri = "://" in written
+    stem, query = split_query(written)
     pattern = None
-    root, written_root = full, written.rstrip("/")
+    root, written_root, slash = full, stem.rstrip("/"), "/"
     if info.type == fs.FileType.NotFound:
-        magic = _GLOB.search(written)
+        magic = _GLOB.search(stem)
         if magic is None:
             raise CatalogError(
-                f"dataset {dataset!r}: {written}: no such file or folder (looked at {full})"
+                f"{written}: no such file or folder (looked at {full}); "
+                "a relative path starts at the config's folder"
             )
-        written_root, slash, tail = written[: magic.start()].rpartition("/")
-        tail += written[magic.start() :]
-        root = resolve((written_root + slash) or ".", base)[1]
-        pattern = _glob_pattern(tail)
-    selector = fs.FileSelector(root, recursive=True, allow_not_found=True)
-    listed = [
-        found.path[len(root) :].lstrip("/")
-        for found in filesystem.get_file_info(selector)
-        if found.is_file
-    ]
+        written_root, slash, tail = stem[: magic.start()].rpartition("/")
+        tail += stem[magic.start() :]
+        root = resolve((written_root + slash + query) or ".", base)[1]
+        pattern = (unquote(tail) if uri else tail).split("/")
     names = sorted(
-        (n for n in listed if _is_data(n) and (pattern is None or pattern.fullmatch(n))),
+        (
+            name
+            for name in _listing(filesystem, root)
+            if _is_data(name) and (pattern is None or _globbed(name, pattern))
+        ),
         key=lambda name: name.encode("utf-8", "surrogateescape"),
     )
     if not names:
         what = "the folder holds no data file" if pattern is None else "the glob matches no file"
-        raise CatalogError(f"dataset {dataset!r}: {written}: {what} (looked at {root})")
+        raise CatalogError(
+            f"{written}: {what} (looked at {root}; hidden files and names that begin with '_' "
+            "are passed over)"
+        )
+    strange = [name for name in names if name != name.encode(errors="replace").decode()]
+    if strange:
+        raise CatalogError(f"{written}: file name {strange[0]!r} is not UTF-8; rename the file")
     unknown = [name for name in names if format_of(name) is None]
     if unknown:
         raise CatalogError(
-            f"dataset {dataset!r}: {written}: {len(unknown)} file(s) that no format reads, first "
+            f"{written}: {len(unknown)} file(s) that no format reads, first "
             f"{unknown[0]!r}; expected names that end in {known_suffixes()}: name the data files "
             "with a glob such as 'folder/*.parquet'"
         )
-    if pattern is None or slash:
-        return [f"{written_root}/{name}" for name in names]
-    return names
+    return [f"{written_root}{slash}{quote(name) if uri else name}{query}" for name in names]
 
 
 def _files(dataset: str, paths: Sequence[str], base: str) -> list[str]:
     """All files of a dataset: written order, then path order inside a folder or glob.
 
     Raises:
-        CatalogError: one file is named twice.
+        CatalogError: a path names no data, or one file is named twice.
     """
-    seen: dict[str, str] = {}
+    seen: dict[str, tuple[str, str]] = {}
     files: list[str] = []
     for written in paths:
-        for path in _expand(dataset, written, base):
-            full = path if "://" in path else os.path.abspath(os.path.join(base, path))
+        try:
+            found = _expand(written, base)
+        except (MixError, OSError, pa.ArrowException) as error:
+            raise CatalogError(f"dataset {dataset!r}: {error}") from error
+        for path in found:
+            full = os.path.realpath(resolve(path, base)[1]) if is_local(path) else path
             if full in seen:
+                other, by = seen[full]
+                same = "" if other == path else f" (it is the same file as {other})"
                 raise CatalogError(
-                    f"dataset {dataset!r}: {path} is matched twice, by {seen[full]!r} and by "
-                    f"{written!r}; an item may belong to a dataset only once"
+                    f"dataset {dataset!r}: {path} is matched twice, by {by!r} and by "
+                    f"{written!r}{same}; an item may belong to a dataset only once"
                 )
-            seen[full] = written
+            seen[full] = path, written
             files.append(path)
     return files
 
@@ -261,8 +293,9 @@ def _dataset(spec: DatasetSpec, scans: Sequence[tuple[str, FileScan]]) -> Datase
         )
     if stop > total or start >= stop:
         raise CatalogError(
-            f"dataset {spec.name!r}: rows [{start}, {stop}] asked for, but its files hold "
-            f"{total} row(s)"
+            f"dataset {spec.name!r}: rows [{start}, {'null' if spec.rows[1] is None else stop}] "
+            f"asked for, but its {len(scans)} file(s) hold {total} row(s); "
+            f"choose a range with rows in it, within [0, {total}]"
         )
     files, first = [], -start
     for path, found in scans:
@@ -281,5 +314,5 @@ def _dataset(spec: DatasetSpec, scans: Sequence[tuple[str, FileScan]]) -> Datase
         num_rows=stop - start,
         rows=(start, stop),
         columns=spec.columns,
-        row_bytes=stored / total,
+        row_bytes=round(stored / total, 3),
     )

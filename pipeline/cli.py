@@ -254,10 +254,11 @@ def _summary(manifest: Manifest) -> str:
 
 @main.command()
 @click.argument("out")
+@click.option("--sources", is_flag=True, help="Also write every shard anew from the sources.")
 @click.option("--json", "as_json", is_flag=True, help="Print the faults as JSON.")
-def verify(out: str, as_json: bool) -> None:
+def verify(out: str, sources: bool, as_json: bool) -> None:
     """Hold a finished mix OUT against its manifest and mixture; exit code 1 where it has faults."""
-    faults = find_faults(out)
+    faults = find_faults(out, sources)
     if as_json:
         click.echo(json.dumps([asdict(fault) for fault in faults], indent=2))
     elif faults:

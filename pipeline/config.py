@@ -47,6 +47,8 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
+from .errors import MixError
+
 DEFAULT_SHARD_BYTES = 256 * 1024**2
 """Size a shard is aimed at where neither batches_per_shard nor shard_bytes is given, in bytes."""
 
@@ -87,7 +89,7 @@ class Problem:
         return ": ".join([", ".join(where), self.message]) if where else self.message
 
 
-class ConfigError(ValueError):
+class ConfigError(MixError, ValueError):
     """A configuration that cannot be used; ``problems`` and the text list all that is wrong."""
 
     def __init__(self, problems: Sequence[Problem], source: str = "<config>") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -69,7 +70,7 @@ class Standing:
         self._folder.put(_journal(record.shard), json.dumps(entry).encode())
 
     def find(self, expected: Footer) -> ShardRecord | None:
-        """The record of a shard that stands whole and is this plan's, or None: it must be written."""
+        """The record of a shard that stands whole and is this plan's, else None."""
         record = self._recorded(expected.shard)
         name = shard_name(expected.shard)
         if record is None or record.num_batches != expected.num_batches:
@@ -96,13 +97,15 @@ def assemble(
     dataset: NDArray[np.int32],
     offset: NDArray[np.int64],
     count: NDArray[np.int64],
+    slice_rows: int = _SLICE_ROWS,
 ) -> pa.Table:
     """The payload rows of run-length pieces, in the order of the pieces.
 
     The pieces of one dataset must follow on each other, as those of consecutive batches do. Long
-    ones are sliced; where they are short, each dataset gives one slice and an index does the rest.
+    ones are sliced; where they have fewer than ``slice_rows`` rows on average, each dataset gives
+    one slice and an index does the rest.
     """
-    if count.sum() >= _SLICE_ROWS * len(count):
+    if count.sum() >= slice_rows * len(count):
         slices: list[pa.RecordBatch] = []
         for piece in zip(dataset.tolist(), offset.tolist(), count.tolist(), strict=True):
             slices.extend(cursors.read(*piece))
@@ -133,6 +136,18 @@ def _removed_on_error(scratch: str) -> Iterator[None]:
         with contextlib.suppress(FileNotFoundError):
             os.remove(scratch)
         raise
+
+
+@contextlib.contextmanager
+def _writing(shard: int) -> Iterator[None]:
+    """Name the shard in what the operating system says of writing it."""
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"{shard_name(shard)}: cannot be written: {error}; the shards that stand are kept, "
+            "and the same build goes on from them"
+        ) from error
 
 
 def _told(done: Callable[[ShardRecord], None], record: ShardRecord) -> ShardRecord:
@@ -173,7 +188,7 @@ class RunWriter:
         records: list[Future[ShardRecord]] = []
 
         def finish(scratch: str, footer: Footer) -> ShardRecord:
-            with _removed_on_error(scratch):
+            with _removed_on_error(scratch), _writing(footer.shard):
                 record = self._finish(scratch, footer)
             done(record)
             return record
@@ -188,7 +203,7 @@ class RunWriter:
                         continue
                     row_map = self._mixture.rows(self._states[shard], footer.num_batches)
                     scratch = self._plan.folder.scratch(shard_name(shard))
-                    with _removed_on_error(scratch):
+                    with _removed_on_error(scratch), _writing(footer.shard):
                         self.encode(scratch, footer, row_map, cursors)
                     if len(records) > 1:
                         # At most one shard waits to be hashed, and its error stops the run here.
@@ -197,6 +212,22 @@ class RunWriter:
                 return [record.result() for record in records]
             finally:
                 cursors.close()
+
+    def rehash(self, start: int, stop: int) -> Iterator[tuple[int, str]]:
+        """The digests that shards ``start`` to ``stop`` have when written anew from the sources.
+
+        Raises:
+            SourceError: a source is gone, damaged, or not the planned one.
+        """
+        cursors = Cursors(self._plan.catalog)
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/shard.parquet"
+            for shard in range(start, stop):
+                footer = self.footer(shard)
+                row_map = self._mixture.rows(self._states[shard], footer.num_batches)
+                self.encode(path, footer, row_map, cursors)
+                with open(path, "rb") as file:
+                    yield shard, file_sha256(file)[0]
 
     def footer(self, shard: int) -> Footer:
         """What a planned shard says of itself."""

@@ -140,6 +140,70 @@ def states_table(mixture: Mixture, boundaries: Iterable[int]) -> Iterator[pa.Rec
         )
 
 
+def _value(document: Any, *path: str | int) -> Any:
+    """What stands at a key path. Raises ValueError, which names the path, where nothing does."""
+    value = document
+    for place, key in enumerate(path):
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"{_path_text(path[: place + 1])} is missing") from None
+    return value
+
+
+def _path_text(path: tuple[str | int, ...]) -> str:
+    return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in path).removeprefix(".")
+
+
+def _text(document: Any, *path: str | int) -> str:
+    value = _value(document, *path)
+    if not isinstance(value, str):
+        raise ValueError(f"{_path_text(path)} must be a string, found {value!r:.100}")
+    return value
+
+
+def _count(document: Any, *path: str | int) -> int:
+    """An integer of at least 1; past 2^53 it is written as a string."""
+    value = _value(document, *path)
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{_path_text(path)} must be an integer above 0, found {value!r:.100}")
+    return value
+
+
+def _each(document: Any, *path: str | int) -> range:
+    """Places of a list that may not be empty."""
+    value = _value(document, *path)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{_path_text(path)} must be a list with entries, found {value!r:.100}")
+    return range(len(value))
+
+
+def _check(document: Any) -> None:
+    """Hold what every reader relies on against its type. Raises ValueError, which names the key."""
+    for key in ("order_id", "bytes_id"):
+        _text(document, key)
+    for key in ("num_batches", "batches_per_shard", "batches_per_row_group"):
+        _count(document, "layout", key)
+    if document["layout"].get("batches_per_step") is not None:
+        _count(document, "layout", "batches_per_step")
+    _text(document, "mixture", "kind")
+    if _value(document, "mixture", "rows_per_batch") is not None:
+        _count(document, "mixture", "rows_per_batch")
+    for place in _each(document, "datasets"):
+        _text(document, "datasets", place, "name")
+    for place in _each(document, "schema"):
+        _text(document, "schema", place, "name")
+        _text(document, "schema", place, "type")
+    tables = _value(document, "tables")
+    if not isinstance(tables, Mapping):
+        raise ValueError(f"tables must map kinds to files, found {tables!r:.100}")
+    for kind in tables:
+        _text(document, "tables", kind, "path")
+        _text(document, "tables", kind, "sha256")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A finished (or, while it is being built, planned) mix.
@@ -169,6 +233,8 @@ class Manifest:
             raise ManifestError(
                 f"{folder.root}: no {MANIFEST}, so no finished mix; {hint}"
             ) from error
+        except OSError as error:
+            raise ManifestError(f"{folder.root}/{MANIFEST}: cannot be read: {error}") from error
         return cls.decode(text, f"{folder.root}/{MANIFEST}")
 
     @classmethod
@@ -182,19 +248,20 @@ class Manifest:
             document = json.loads(text)
             version = str(document["format_version"])
             major = int(version.split(".")[0])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ManifestError(f"{where}: is no manifest of a mix ({error!r})") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ManifestError(f"{where}: is no manifest of a mix ({error!r:.200})") from error
         if major > int(FORMAT_VERSION.split(".")[0]):
             raise ManifestError(
                 f"{where}: has format_version {version}, but this mixshards reads up to "
                 f"{FORMAT_VERSION}; install a newer mixshards"
             )
-        manifest = cls(document)
         try:
-            _ = manifest.order_id, manifest.bytes_id, manifest.layout, manifest.rows_per_batch
-        except (KeyError, TypeError, ValueError) as error:
-            raise ManifestError(f"{where}: is damaged: {error!r}") from error
-        return manifest
+            _check(document)
+        except ValueError as error:
+            raise ManifestError(
+                f"{where}: is damaged: {error}; restore the file, or build with --overwrite"
+            ) from None
+        return cls(document)
 
     @property
     def order_id(self) -> str:
@@ -217,7 +284,7 @@ class Manifest:
         """How batches fall into shards and row groups."""
         return Layout(
             **{
-                key: value
+                key: None if value is None else int(value)  # past 2^53 it is a string
                 for key, value in self.document["layout"].items()
                 if key in Layout.__dataclass_fields__
             }
@@ -232,23 +299,32 @@ class Manifest:
         """The mixture that decided the order.
 
         Raises:
-            ManifestError: a kind of mixture that this version does not know.
+            ManifestError: a kind of mixture that this version does not know, or a damaged one.
         """
         kind = self.document["mixture"]["kind"]
         if kind != "weighted":
             raise ManifestError(
                 f"mixture kind {kind!r} is not known here; install a newer mixshards"
             )
-        datasets = self.document["datasets"]
-        return WeightedMixture(
-            allocation=Allocation(
-                {dataset["name"]: int(dataset["weight"]) for dataset in datasets},
-                int(self.document["mixture"]["batch_size"]),
-            ),
-            dataset_rows=tuple(int(dataset["rows"]) for dataset in datasets),
-            num_batches=self.layout.num_batches,
-            repeat=bool(self.document["mixture"]["repeat"]),
-        )
+        document = self.document
+        places = _each(document, "datasets")
+        try:
+            return WeightedMixture(
+                allocation=Allocation(
+                    {
+                        _text(document, "datasets", i, "name"): _count(
+                            document, "datasets", i, "weight"
+                        )
+                        for i in places
+                    },
+                    _count(document, "mixture", "batch_size"),
+                ),
+                dataset_rows=tuple(_count(document, "datasets", i, "rows") for i in places),
+                num_batches=self.layout.num_batches,
+                repeat=bool(_value(document, "mixture", "repeat")),
+            )
+        except ValueError as error:
+            raise ManifestError(f"the mixture of the manifest is damaged: {error}") from error
 
     def group_rows(self, shard: int) -> list[int] | None:
         """Rows of each row group of a shard, None where batches differ in size."""
@@ -263,7 +339,18 @@ class Manifest:
         Raises:
             ManifestError: it is missing or damaged.
         """
-        return pq.read_table(io.BytesIO(self.table_bytes(folder, kind)), columns=columns)
+        data = self.table_bytes(folder, kind)
+        try:
+            return pq.read_table(io.BytesIO(data), columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            raise self._no_table(folder, kind, error) from error
+
+    def _no_table(self, folder: Folder, kind: str, error: Exception) -> ManifestError:
+        path = self.document["tables"][kind]["path"]
+        return ManifestError(
+            f"{folder.root}/{path}: is no table of {kind}: {error!r:.200}; restore the file, or "
+            "build with --overwrite"
+        )
 
     def table_bytes(self, folder: Folder, kind: str) -> bytes:
         """A table's file, held against its digest.
@@ -271,10 +358,12 @@ class Manifest:
         Raises:
             ManifestError: it is missing or damaged.
         """
+        if kind not in self.document["tables"]:
+            raise ManifestError(f"{folder.root}/{MANIFEST}: is damaged: tables.{kind} is missing")
         entry = self.document["tables"][kind]
         try:
             data = folder.read(entry["path"])
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ManifestError(
                 f"{folder.root}/{entry['path']}: cannot be read: {error}"
             ) from error
@@ -287,18 +376,36 @@ class Manifest:
         return data
 
     def shards(self, folder: Folder) -> list[ShardRecord]:
-        """A record a shard, from the shards table."""
-        table = self.table(folder, "shards").to_pydict()
-        return [
-            ShardRecord(shard, *row)
-            for shard, row in enumerate(
-                zip(*(table[name] for name in SHARDS_SCHEMA.names[1:]), strict=True)
-            )
-        ]
+        """A record a shard, from the shards table.
+
+        Raises:
+            ManifestError: the table is missing or damaged.
+        """
+        table = self.table(folder, "shards")
+        if table.schema != SHARDS_SCHEMA or any(c.null_count for c in table.columns):
+            raise self._no_table(folder, "shards", ValueError("other columns, or nulls in them"))
+        columns = table.to_pydict()
+        try:
+            return [
+                ShardRecord(shard, *row)
+                for shard, row in enumerate(
+                    zip(*(columns[name] for name in SHARDS_SCHEMA.names[1:]), strict=True)
+                )
+            ]
+        except ValueError as error:
+            raise self._no_table(folder, "shards", error) from error
 
     def states(self, folder: Folder) -> States:
-        """The states at all boundaries."""
-        return States(self.names, self.table_bytes(folder, "states"))
+        """The states at all boundaries.
+
+        Raises:
+            ManifestError: the table is missing or damaged.
+        """
+        data = self.table_bytes(folder, "states")
+        try:
+            return States(self.names, data)
+        except (pa.ArrowException, OSError) as error:
+            raise self._no_table(folder, "states", error) from error
 
 
 class States:
@@ -318,10 +425,23 @@ class States:
         return int(self._file.metadata.num_rows)
 
     def __getitem__(self, boundary: int) -> State:
-        """State just before a shard; the last boundary is the end of the mix."""
+        """State just before a shard; the last boundary is the end of the mix.
+
+        Raises:
+            IndexError: there is no such boundary.
+            ManifestError: what stands there is no state.
+        """
         if not 0 <= boundary < len(self):
             raise IndexError(f"boundary {boundary} is outside 0..{len(self) - 1}")
-        group, place = divmod(boundary, _STATES_PER_GROUP)
+        try:
+            return self._state(*divmod(boundary, _STATES_PER_GROUP))
+        except (pa.ArrowException, OSError, LookupError, TypeError, ValueError) as error:
+            raise ManifestError(
+                f"the states table holds no state at boundary {boundary}: {error!r:.200}; restore "
+                "the mix's files, or build with --overwrite"
+            ) from error
+
+    def _state(self, group: int, place: int) -> State:
         with self._lock:
             if group != self._group:
                 self._rows = self._file.read_row_group(group)

@@ -26,6 +26,7 @@ from .manifest import (
     SOURCES_SCHEMA,
     Manifest,
     ManifestError,
+    exact,
     identity,
     put_table,
     states_table,
@@ -210,10 +211,8 @@ class Plan:
         standing = self._standing()
         if standing is not None and _what(standing) != _what(self.manifest):
             raise PlanError(
-                f"{folder.root}: another mix stands or is being built there: its bytes_id is "
-                f"{standing.bytes_id[:16]}.. with {standing.layout.num_batches} batches, this "
-                f"plan's is {self.manifest.bytes_id[:16]}.. with {self.layout.num_batches}; choose "
-                "another `output`, or build with --overwrite"
+                f"{folder.root}: another mix stands or is being built there; it differs in "
+                f"{self._difference(standing)}; choose another `output`, or build with --overwrite"
             )
         if unplanned:
             raise PlanError(
@@ -221,6 +220,36 @@ class Plan:
                 f"this mix of {self.layout.num_shards} shards; move them away, or build with "
                 "--overwrite"
             )
+
+    def _difference(self, other: Manifest) -> str:
+        """Where another plan is not this one, for a message."""
+        ours, theirs = self.manifest.document, other.document
+        found = [
+            f"dataset {b['name']!r}: {key} {a[key]!r} there, {b[key]!r} here"
+            for a, b in zip(theirs["datasets"], ours["datasets"], strict=False)
+            for key in ("name", "weight", "row_range", "columns")
+            if exact(a[key]) != exact(b[key])
+        ]
+        for part in ("layout", "mixture", "writer"):
+            found += [
+                f"{key}: {theirs[part].get(key)!r} there, {value!r} here"
+                for key, value in exact(ours[part]).items()
+                if theirs[part].get(key) != value
+            ]
+        if len(theirs["datasets"]) != len(ours["datasets"]):
+            found.append(f"{len(theirs['datasets'])} datasets there, {len(ours['datasets'])} here")
+        if not found:
+            there = other.table(self.folder, "sources").to_pylist()
+            here = sources_table(self.catalog).to_pylist()
+            keys = ("digest", "rows")
+            found = [
+                f"source file {new['path']}, which has changed"
+                for old, new in zip(there, here, strict=False)
+                if any(old[key] != new[key] for key in keys)
+            ]
+            if len(there) != len(here):
+                found.append(f"{len(there)} source files there, {len(here)} here")
+        return "; ".join(found[:3]) or "the columns of its sources"
 
     def _standing(self) -> Manifest | None:
         """What the folder says is there: the finished mix, or else the plan being built."""
@@ -314,18 +343,13 @@ def plan(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Plan:
     )
 
 
-def _document(
-    config: Config,
-    catalog: Catalog,
-    mixture: WeightedMixture,
-    layout: Layout,
-    options: WriterOptions,
-    schema: pa.Schema,
-) -> dict[str, Any]:
+def order_identity(mixture: WeightedMixture, catalog: Catalog) -> str:
+    """What decides the order of items, as one digest.
+
+    Length, and what happens at a dataset's end, only say where the order stops: neither is in it.
+    """
     allocation = mixture.allocation
-    columns = describe(schema)
-    # Length and what happens at a dataset's end only say where the order stops, so neither is in.
-    order_id = identity(
+    return identity(
         {
             "algorithm_version": ALGORITHM_VERSION,
             "mixture": {"kind": mixture.state_kind},
@@ -342,6 +366,19 @@ def _document(
             ],
         }
     )
+
+
+def _document(
+    config: Config,
+    catalog: Catalog,
+    mixture: WeightedMixture,
+    layout: Layout,
+    options: WriterOptions,
+    schema: pa.Schema,
+) -> dict[str, Any]:
+    allocation = mixture.allocation
+    columns = describe(schema)
+    order_id = order_identity(mixture, catalog)
     shape = {key: value for key, value in asdict(layout).items() if key != "num_batches"}
     bytes_id = identity(
         {
@@ -388,7 +425,7 @@ def _document(
                 "share_given": used / num_rows,
                 "rows_used": used,
                 "epochs": used / dataset.num_rows,
-                "row_bytes": round(dataset.row_bytes, 3),
+                "row_bytes": dataset.row_bytes,
             }
             for dataset, weight, used in zip(
                 catalog.datasets, allocation.weights, offsets, strict=True
@@ -451,10 +488,11 @@ def _length(config: Config, allocation: Allocation, catalog: Catalog) -> int:
     ]
     if lacking:
         least = min(batch for batch in first if batch is not None)
+        shorter = f"set num_batches to at most {least}, " if least else ""
         raise PlanError(
             "\n".join(lacking)
-            + f"\nSet num_batches to at most {least}, give more data or less weight, or choose "
-            "on_exhausted: stop (end there) or repeat (begin such a dataset again)."
+            + f"\nThe way out: {shorter}give more data or less weight, or choose on_exhausted: "
+            "stop (end there) or repeat (begin such a dataset again)"
         )
     return config.num_batches
 

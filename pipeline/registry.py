@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from .catalog import Catalog, Dataset
-from .formats import SourceChangedError, format_of
+from .formats import SourceChangedError, SourceError, format_of
 from .schema import conform
 from .storage import resolve
 
@@ -33,6 +33,7 @@ class Cursor:
         self._stream: Iterator[pa.RecordBatch] | None = None
         self._buffer: pa.RecordBatch | None = None
         self._buffer_start = 0
+        self._kept: pa.RecordBatch | None = None
         self._whole = (
             dataset.num_rows <= _KEPT_ROWS and dataset.num_rows * dataset.row_bytes <= _KEPT_BYTES
         )
@@ -40,12 +41,14 @@ class Cursor:
     @property
     def nbytes(self) -> int:
         """Bytes of decoded rows that the cursor holds."""
-        return 0 if self._buffer is None else int(self._buffer.nbytes)
+        held = (self._buffer, self._kept)
+        return sum(int(batch.nbytes) for batch in held if batch is not None)
 
     def close(self) -> None:
         """Let go of the open file and of decoded rows; the next read opens again."""
         self._stream = None
         self._buffer = None
+        self._kept = None
 
     def read(self, offset: int, count: int) -> list[pa.RecordBatch]:
         """Rows of ``count`` items from an offset; past the dataset's end it begins again.
@@ -55,13 +58,12 @@ class Cursor:
         """
         rows = self._dataset.num_rows
         start = offset % rows
-        if self._whole:
-            if self._buffer is None:
-                table = pa.Table.from_batches(list(self._pieces(0, rows)))
-                self._stream, self._buffer = None, table.combine_chunks().to_batches()[0]
+        if self._whole and self._kept is None:
+            self._keep()
+        if self._kept is not None:
             if start + count <= rows:
-                return [self._buffer.slice(start, count)]
-            return [self._buffer.take(pa.array((start + np.arange(count)) % rows))]
+                return [self._kept.slice(start, count)]
+            return [self._kept.take(pa.array((start + np.arange(count)) % rows))]
         pieces: list[pa.RecordBatch] = []
         while count:
             now = min(count, rows - start)
@@ -69,6 +71,19 @@ class Cursor:
             count -= now
             start = 0
         return pieces
+
+    def _keep(self) -> None:
+        """Decode all rows and hold them, unless they take far more than they do in storage."""
+        pieces, held = [], 0
+        for piece in self._pieces(0, self._dataset.num_rows):
+            pieces.append(piece)
+            held += piece.nbytes
+            if held > 4 * self._batch_bytes:
+                self._whole = False
+                self.close()
+                return
+        self.close()
+        self._kept = pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
 
     def _pieces(self, start: int, count: int) -> Iterator[pa.RecordBatch]:
         while count:
@@ -84,12 +99,13 @@ class Cursor:
     def _fill(self, start: int) -> None:
         """Decode the batch that holds a row: the stream's next one, or a new stream's first."""
         following = None if self._buffer is None else self._buffer_start + self._buffer.num_rows
-        if self._stream is None or start != following:
-            self._stream = self._open(start)
-            self._buffer_start = start
-        elif following is not None:
-            self._buffer_start = following
-        self._buffer = next(self._stream)
+        stream = self._stream
+        if stream is None or start != following:
+            stream = self._open(start)
+        # What fails is closed and begins anew at the next read; a stale buffer would pass for it.
+        self.close()
+        self._buffer = next(stream)
+        self._stream, self._buffer_start = stream, start
 
     def _open(self, start: int) -> Iterator[pa.RecordBatch]:
         """Batches of the dataset from a row on, file after file, up to its last row."""
@@ -106,16 +122,20 @@ class Cursor:
                 filesystem, path, file.digest, start - file.first_row, columns, self._batch_bytes
             )
             where = f"dataset {dataset.name!r}, {file.path}"
-            for batch in batches:
-                batch = batch.slice(0, stop - start).select(columns)
-                if batch.num_rows:
-                    yield conform(batch, catalog.schema, where)
-                start += batch.num_rows
-                if start == stop:
-                    break
+            try:
+                for batch in batches:
+                    batch = batch.slice(0, stop - start).select(columns)
+                    if batch.num_rows:
+                        yield conform(batch, catalog.schema, where)
+                    start += batch.num_rows
+                    if start == stop:
+                        break
+            except SourceError as error:
+                raise type(error)(f"dataset {dataset.name!r}: {error}") from error
             if start != stop:
                 raise SourceChangedError(
-                    f"{where}: ended at row {start - file.first_row}, expected {file.num_rows} rows"
+                    f"{where}: ended at row {start - file.first_row}, expected {file.num_rows} "
+                    "rows; plan again, or restore the file"
                 )
 
 
@@ -139,16 +159,20 @@ class Cursors:
     def read(self, dataset: int, offset: int, count: int) -> list[pa.RecordBatch]:
         """As :meth:`Cursor.read`, for the dataset at a place of the configured order."""
         cursor = self._cursors[dataset]
+        self._bytes -= self._open.pop(dataset, 0)
+        while self._open and len(self._open) >= self._max_open:
+            self._close_oldest()
         pieces = cursor.read(offset, count)
-        self._bytes += cursor.nbytes - self._open.pop(dataset, 0)
         self._open[dataset] = cursor.nbytes
-        while len(self._open) > 1 and (
-            len(self._open) > self._max_open or self._bytes > self._max_bytes
-        ):
-            oldest, held = self._open.popitem(last=False)
-            self._cursors[oldest].close()
-            self._bytes -= held
+        self._bytes += cursor.nbytes
+        while len(self._open) > 1 and self._bytes > self._max_bytes:
+            self._close_oldest()
         return pieces
+
+    def _close_oldest(self) -> None:
+        oldest, held = self._open.popitem(last=False)
+        self._cursors[oldest].close()
+        self._bytes -= held
 
     def close(self) -> None:
         """Close all of them."""

@@ -89,7 +89,8 @@ def _widen_field(a: pa.Field, b: pa.Field) -> pa.Field | None:
 
 
 def _widen_struct(a: pa.StructType, b: pa.StructType) -> pa.StructType | None:
-    if sorted(field.name for field in a) != sorted(field.name for field in b):
+    names = {field.name for field in a}
+    if names != {field.name for field in b} or not len(names) == len(a) == len(b):
         return None
     fields = [_widen_field(field, b.field(field.name)) for field in a]
     return None if None in fields else pa.struct(fields)
@@ -106,35 +107,34 @@ def unify(sources: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     origin: dict[str, str] = {}
     first = ""
     problems: dict[str, str] = {}
-    for description, schema in sources:
-        if not merged:
+    for position, (description, schema) in enumerate(sources):
+        if position == 0:
             first = description
         for name in merged:
             if schema.get_field_index(name) < 0:
                 problems.setdefault(
                     name,
-                    f"column {name!r} is in {origin[name]}, but not in {description}, "
-                    f"which has {', '.join(schema.names)}",
+                    f"column {name!r} is {origin[name]}, but missing in {description}, "
+                    f"which has {', '.join(schema.names) or 'no columns'}",
                 )
         for field in map(_plain_field, schema):
-            if not first or (description == first and field.name not in merged):
-                merged[field.name], origin[field.name] = field, description
-                continue
+            given = f"{field.type} in {description}"
             if field.name not in merged:
-                problems.setdefault(
-                    field.name, f"column {field.name!r} is in {description}, but not in {first}"
-                )
+                if position == 0:
+                    merged[field.name], origin[field.name] = field, given
+                else:
+                    problems.setdefault(
+                        field.name, f"column {field.name!r} is {given}, but missing in {first}"
+                    )
                 continue
             both = _widen_field(merged[field.name], field)
             if both is None:
                 problems.setdefault(
-                    field.name,
-                    f"column {field.name!r} is {merged[field.name].type} in {origin[field.name]}, "
-                    f"but {field.type} in {description}",
+                    field.name, f"column {field.name!r} is {origin[field.name]}, but {given}"
                 )
             else:
                 if both.type != merged[field.name].type:
-                    origin[field.name] = description
+                    origin[field.name] = given
                 merged[field.name] = both
     if problems:
         raise SchemaError(
@@ -155,7 +155,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
     for column, field in zip(batch.columns, schema, strict=True):
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        if column.type != field.type:
+        # Equal types may still differ in how they name a list's elements.
+        if not column.type.equals(field.type, check_metadata=True):
             try:
                 column = pc.cast(column, field.type)
             except pa.ArrowException as error:
@@ -163,5 +164,10 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
                     f"{where}: column {field.name!r} of type {column.type} cannot be brought to "
                     f"{field.type}: {error}"
                 ) from error
+        if column.null_count and not field.nullable:
+            raise SchemaError(
+                f"{where}: column {field.name!r} has {column.null_count} null(s), but its schema "
+                "says that it has none; repair the file, or declare the column nullable"
+            )
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)

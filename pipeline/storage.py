@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import pyarrow as pa
 from pyarrow import fs
@@ -32,11 +34,25 @@ def resolve(path: str, base: str | os.PathLike[str] = ".") -> tuple[fs.FileSyste
     """
     if "://" not in path:
         return fs.LocalFileSystem(), os.path.abspath(os.path.join(base, path))
+    stem, query = split_query(path)
+    scheme, _, rest = stem.partition("://")
+    host, slash, inside = rest.partition("/")
+    # Blanks, wildcards and letters beyond ASCII may stand in a URI as they are.
+    escaped = quote(inside, safe="%/!$&'()*+,:;=@~")
     try:
-        filesystem, inner = fs.FileSystem.from_uri(path)
+        filesystem, inner = fs.FileSystem.from_uri(f"{scheme}://{host}{slash}{escaped}{query}")
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise StorageError(f"cannot open {path!r}: {error}") from error
-    return filesystem, inner.rstrip("/")
+        raise StorageError(
+            f"cannot open {path!r}: {error}; expected a local path, or a URI such as "
+            "file:///folder, s3://bucket/folder or gs://bucket/folder"
+        ) from error
+    return filesystem, inner.rstrip("/") or inner
+
+
+def split_query(path: str) -> tuple[str, str]:
+    """A path or URI and its query, which begins where ``name=`` follows a question mark."""
+    found = re.search(r"\?\w+=", path) if "://" in path else None
+    return (path[: found.start()], path[found.start() :]) if found else (path, "")
 
 
 def is_local(path: str) -> bool:
@@ -99,10 +115,17 @@ class Folder:
         return int(info.size) if info.is_file else None
 
     def names(self, name: str = "") -> list[str]:
-        """Names of all files below a folder, relative to it, sorted; [] where it is missing."""
+        """Names of all files below a folder, relative to it, sorted; [] where it is missing.
+
+        Raises:
+            StorageError: a file stands where the folder should.
+        """
         top = self.path(name)
         selector = fs.FileSelector(top, recursive=True, allow_not_found=True)
-        found = self.filesystem.get_file_info(selector)
+        try:
+            found = self.filesystem.get_file_info(selector)
+        except NotADirectoryError as error:
+            raise StorageError(f"{top}: expected a folder, found a file; move it away") from error
         return sorted(info.path[len(top) :].lstrip("/") for info in found if info.is_file)
 
     def open(self, name: str) -> pa.NativeFile:
@@ -118,9 +141,14 @@ class Folder:
         """Write a whole file in one step: it is there in full or not at all."""
         if self.local:
             scratch = self.scratch(name)
-            with open(scratch, "wb") as file:
-                file.write(data)
-            self.place(scratch, name)
+            try:
+                with open(scratch, "wb") as file:
+                    file.write(data)
+                self.place(scratch, name)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(scratch)
+                raise
             return
         stream = self.filesystem.open_output_stream(self.path(name))
         stream.write(data)
@@ -152,7 +180,7 @@ class Folder:
             self.filesystem.delete_file(self.path(name))
 
     def delete_tree(self, name: str) -> None:
-        """Remove a folder and all below it; one that is gone already is fine."""
+        """Remove all that lies below a folder; one that is gone already is fine."""
         self.filesystem.delete_dir_contents(self.path(name), missing_dir_ok=True)
 
     def free_bytes(self) -> int | None:

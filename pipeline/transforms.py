@@ -7,6 +7,7 @@ PublishManifest(path)``, after ``Plan.save`` has written the plan there.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import itertools
@@ -14,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
@@ -184,7 +185,7 @@ def build(
         PlanError: another mix stands in the output folder.
         BuildError: the runner cannot be used, or the build failed; nothing was published.
     """
-    options = PipelineOptions(list(beam_options))
+    options = parse_options(beam_options)
     local = check_runner(plan, options, shared_filesystem)
     workers = int(options.view_as(DirectOptions).direct_num_workers or 1) if local else 1
     threads = threads or (max(1, available_cores() // workers) if local else 1)
@@ -208,6 +209,28 @@ def default_run_shards(shards: int, threads: int, local: bool) -> int:
     A remote runner has no known number of workers: short runs let it spread and retry them.
     """
     return max(1, min(8, shards)) if not local else max(1, -(-shards // (4 * threads)))
+
+
+def parse_options(flags: Sequence[str]) -> PipelineOptions:
+    """Beam's options from command-line flags.
+
+    Raises:
+        BuildError: a flag that Beam does not know, or a value that does not fit.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = _refuse  # type: ignore[method-assign]
+    for kind in PipelineOptions.__subclasses__():
+        kind._add_argparse_args(parser)
+    _, unknown = parser.parse_known_args(list(flags))
+    if unknown:
+        raise BuildError(
+            f"{' '.join(unknown)}: neither an option of `mixshards build` nor one of Beam"
+        )
+    return PipelineOptions(list(flags))
+
+
+def _refuse(message: str) -> NoReturn:
+    raise BuildError(f"an option of Beam does not fit: {message}")
 
 
 def check_runner(plan: Plan, options: PipelineOptions, shared_filesystem: bool) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,14 +39,14 @@ class Fault:
         return f"{self.file}: {self.reason}"
 
 
-def verify(
-    path: str, threads: int = 2, told: Callable[[int], None] = lambda shard: None
-) -> list[Fault]:
+def verify(path: str, sources: bool = False, threads: int = 2) -> list[Fault]:
     """All faults of a mix, [] for a whole one.
 
     Checks tables and shards: that they are there, their sizes, digests, page checksums, row counts
     and schema, that nothing else lies among them, that the boundary states are the mixture's, and
-    that every row's provenance is what the mixture gives that place. ``told`` hears of each shard.
+    that every row's provenance is what the mixture gives that place. With ``sources`` every shard
+    is also written anew from the source files, where these still lie as planned, and its digest
+    compared: that reads all there is.
 
     Raises:
         ManifestError: there is no finished mix, or its manifest cannot be read.
@@ -70,15 +70,27 @@ def verify(
         )
     check = _Check(folder, manifest)
 
-    def one(record: ShardRecord) -> list[Fault]:
-        found = list(check.shard(record))
-        told(record.shard)
-        return found
-
     faults.extend(check.states())
-    for found in in_threads(one, records, threads):
+    for found in in_threads(check.shard, records, threads):
         faults.extend(found)
+    if sources:
+        faults.extend(_against_sources(folder, records))
     return faults
+
+
+def _against_sources(folder: Folder, records: list[ShardRecord]) -> Iterator[Fault]:
+    # Only this needs what building needs, so a trainer's install can do all the rest.
+    from .gather import RunWriter
+    from .plan import Plan
+
+    writer = RunWriter(Plan.load(folder))
+    for shard, sha256 in writer.rehash(0, len(records)):
+        if sha256 != records[shard].sha256:
+            yield Fault(
+                shard_name(shard),
+                f"is not what its sources give: written anew it has sha256 {sha256}, "
+                f"recorded is {records[shard].sha256}",
+            )
 
 
 def _strays(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
@@ -110,7 +122,11 @@ class _Check:
             if found != expected:
                 yield Fault(name, f"boundary {boundary} is {found}, the mixture's is {expected}")
 
-    def shard(self, record: ShardRecord) -> Iterator[Fault]:
+    def shard(self, record: ShardRecord) -> list[Fault]:
+        """Faults of one shard."""
+        return list(self._shard(record))
+
+    def _shard(self, record: ShardRecord) -> Iterator[Fault]:
         name = shard_name(record.shard)
         try:
             with self._folder.open(name) as file:

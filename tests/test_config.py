@@ -6,6 +6,7 @@ import json
 import pickle
 import string
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
@@ -598,7 +599,7 @@ def test_unknown_keys_suggest_the_nearest() -> None:
     assert top("Compresion: none") == 'unknown key; did you mean "compression"?'
     assert of_dataset("wieght: 3") == 'unknown key; did you mean "weight"?'
     assert of_dataset("xyz:") == "unknown key; the keys here are path, weight, rows, columns"
-    assert top("base: /tmp").startswith("unknown key; the keys here are output, batch_size, ")
+    assert top("base: elsewhere").startswith("unknown key; the keys here are output, batch_size, ")
     assert top("3: a").startswith("unknown key; ")
 
 
@@ -932,10 +933,10 @@ def test_merge_keys_are_refused() -> None:
 
 def test_an_alias_bomb_does_not_hang() -> None:
     levels = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 100))
-    began = time.perf_counter()
+    began = time.process_time()
     found = problems(f"l0: &l0 [x, x]\n{levels}{MINIMAL}")
     assert found[-1].message == "aliases stand for more than 1000000 values"
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_an_alias_bomb_within_the_schema_does_not_hang() -> None:
@@ -1099,9 +1100,9 @@ def test_five_thousand_datasets_validate_quickly() -> None:
     assert config.weights[-1] == 49995
     assert len(config.resolved()["datasets"]) == 5000
     mapping = {name: dict(dataset) for name, dataset in config.datasets.items()}
-    began = time.perf_counter()
+    began = time.process_time()
     again = config_from_dict(as_dict(datasets=mapping), ".")
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert again == config
 
 
@@ -1137,26 +1138,34 @@ ANYTHING = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=4), st.tuples(inner)
     ),
-    max_leaves=8,
+    max_leaves=5,
 )
 COUNTS = st.one_of(st.integers(1, 20), st.none(), ANYTHING)
 
 
-def sections(keys: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[Any, Any]]:
-    """Mappings with some of the real keys, often sensible, and sometimes a key that is not."""
-    real = st.fixed_dictionaries({}, optional=keys)
-    return st.builds(lambda a, b: a | b, real, st.dictionaries(NAMES, ANYTHING, max_size=1) | real)
+def sections(
+    valid: dict[str, Any], keys: dict[str, st.SearchStrategy[Any]]
+) -> st.SearchStrategy[dict[Any, Any]]:
+    """Mappings of the real keys with up to three changes, and now and then of those alone."""
+    known = [st.fixed_dictionaries({key: values}) for key, values in keys.items()]
+    change = st.one_of(*known, st.dictionaries(NAMES, ANYTHING, max_size=1))
+    changes = st.lists(change, max_size=3).map(lambda parts: dict(ChainMap(*parts)))
+    return st.builds(
+        lambda start, change: start | change, st.sampled_from([valid, valid, {}]), changes
+    )
 
 
 DATASETS = sections(
+    {"path": "x", "weight": 3},
     {
         "path": st.sampled_from(["x", ["x", "y"], ["x", "x"]]) | ANYTHING,
         "weight": st.integers(1) | st.decimals("0.001", 9) | st.floats(0.001, 9) | ANYTHING,
         "rows": st.lists(st.none() | st.integers(0, 5), min_size=2, max_size=2) | ANYTHING,
         "columns": st.dictionaries(NAMES, SCALARS, max_size=2) | ANYTHING,
-    }
+    },
 )
 DOCUMENTS = sections(
+    as_dict(),
     {
         "output": st.just("out") | ANYTHING,
         "batch_size": COUNTS,
@@ -1169,7 +1178,7 @@ DOCUMENTS = sections(
         "compression": st.sampled_from(["zstd", "lz4", "none"]) | ANYTHING,
         "compression_level": COUNTS,
         "datasets": st.dictionaries(NAMES, DATASETS, max_size=3) | ANYTHING,
-    }
+    },
 )
 
 
@@ -1187,7 +1196,7 @@ def check(make: Callable[[], Config]) -> None:
     assert all(found.message and str(found) in text for found in listed)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(DOCUMENTS | ANYTHING)
 def test_any_python_value_gives_a_config_or_problems(document: Any) -> None:
     check(lambda: config_from_dict(document, "."))
@@ -1215,7 +1224,7 @@ VALUES = ["&a ", "*a", "<<: ", "!!x ", '"\\x', '"\\ud800"', "a", "web", "0x1", "
 PIECES = st.sampled_from([*SYNTAX, *VALUES, *string.punctuation])
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(PIECES | st.characters(), max_size=12), st.integers(0, len(DESIGN)), st.booleans())
 def test_any_text_gives_a_config_or_problems(pieces: list[str], at: int, alone: bool) -> None:
     damage = "".join(pieces)

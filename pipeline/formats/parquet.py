@@ -60,6 +60,17 @@ def _opened(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[pq.ParquetFi
         raise SourceError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
+def _columns(
+    group: pq.RowGroupMetaData, schema: pa.Schema
+) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
+    """The leaf columns of a row group, each with the name of its top-level column."""
+    names = set(schema.names)
+    for index in range(group.num_columns):
+        column = group.column(index)
+        path = column.path_in_schema
+        yield path if path in names else path.split(".")[0], column
+
+
 def scan(filesystem: fs.FileSystem, path: str) -> FileScan:
     """Rows, schema and stored column sizes, all from the footer.
 
@@ -73,9 +84,7 @@ def scan(filesystem: fs.FileSystem, path: str) -> FileScan:
         if metadata.num_row_groups:
             group = metadata.row_group(0)
             scale = metadata.num_rows / max(1, group.num_rows)
-            for index in range(group.num_columns):
-                column = group.column(index)
-                name = column.path_in_schema.split(".")[0]
+            for name, column in _columns(group, parquet.schema_arrow):
                 stored = int(column.total_compressed_size * scale)
                 column_bytes[name] = column_bytes.get(name, 0) + stored
         return FileScan(
@@ -115,6 +124,11 @@ def read_from(
             return
         skip = row - int(stops[first] - groups[first].num_rows)
         row_bytes = max(g.total_byte_size / max(1, g.num_rows) for g in groups[first:])
+        sizes = [
+            (name in columns, column.total_uncompressed_size)
+            for name, column in _columns(groups[first], parquet.schema_arrow)
+        ]
+        row_bytes *= sum(size for asked, size in sizes if asked) / max(1, sum(s for _, s in sizes))
         batches = parquet.iter_batches(
             batch_size=int(min(_MAX_BATCH_ROWS, max(1, batch_bytes / max(1.0, row_bytes)))),
             row_groups=range(first, len(groups)),

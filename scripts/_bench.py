@@ -1,0 +1,283 @@
+"""What the benchmarks share: deterministic sources, fresh processes to measure in, plain tables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Nothing heavy is imported here: a process starts with the peak memory of the one that started it.
+
+GROUP_ROWS = 8192
+_COMPLETE = "complete.json"
+_SEED = 20260
+_WORDS, _TOKENS = 30_000, 32_000
+_MEDIAN_WORDS, _SIGMA, _TOKENS_PER_WORD = 200, 0.9, 1.3
+_ROW_BYTES = 3600  # about, in Arrow; the number of rows follows from it
+
+
+class Timed(NamedTuple):
+    """What a job measured of itself, by a clock that all processes share."""
+
+    begun: float
+    ended: float
+    cpu: float
+    amount: float
+
+    @property
+    def seconds(self) -> float:
+        """How long the measured part took."""
+        return self.ended - self.begun
+
+    @property
+    def rate(self) -> float:
+        """Amount a second."""
+        return self.amount / self.seconds
+
+
+class Measured(NamedTuple):
+    """A job's own figures; seconds and peak MiB of the process that was started for it alone."""
+
+    job: Timed
+    process_seconds: float
+    peak_mib: float
+
+
+Job = Callable[[], Timed]
+
+
+def timed(work: Callable[[], float]) -> Timed:
+    """Time a piece of work that returns its amount."""
+    begun, cpu = time.monotonic(), time.process_time()
+    amount = work()
+    return Timed(begun, time.monotonic(), time.process_time() - cpu, amount)
+
+
+def _measured(job: Job) -> tuple[Timed, float]:
+    result = job()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def fresh(*jobs: Job) -> list[Measured]:
+    """Run each job in a process of its own, several side by side."""
+    with contextlib.ExitStack() as stack:
+        begun = time.monotonic()
+        pools = [ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) for _ in jobs]
+        for pool in pools:
+            stack.enter_context(pool)
+        futures = [pool.submit(_measured, job) for pool, job in zip(pools, jobs, strict=True)]
+        results = [future.result() for future in futures]
+    process_seconds = time.monotonic() - begun
+    return [Measured(result, process_seconds, peak) for result, peak in results]
+
+
+def together(*jobs: Job) -> Measured:
+    """Run jobs side by side; one figure, from the first that began to the last that ended."""
+    runs = fresh(*jobs)
+    job = Timed(
+        min(run.job.begun for run in runs),
+        max(run.job.ended for run in runs),
+        sum(run.job.cpu for run in runs),
+        sum(run.job.amount for run in runs),
+    )
+    return Measured(job, runs[0].process_seconds, sum(run.peak_mib for run in runs))
+
+
+def interleaved(
+    cases: Mapping[str, Callable[[], Measured]], rounds: int
+) -> dict[str, list[Measured]]:
+    """Measure A B C A B C .., so that what disturbs the machine disturbs all alike."""
+    found: dict[str, list[Measured]] = {name: [] for name in cases}
+    for number in range(rounds):
+        for name, case in cases.items():
+            # Pages that an earlier case left to be written are not charged to this one.
+            os.sync()
+            found[name].append(case())
+        seconds = "  ".join(f"{name} {runs[-1].job.seconds:.3f}" for name, runs in found.items())
+        print(f"round {number + 1}/{rounds}: {seconds}", file=sys.stderr, flush=True)
+    return found
+
+
+def spread(values: Iterable[float], form: str = ".2f") -> str:
+    """Median, least and greatest."""
+    values = list(values)
+    middle, low, high = statistics.median(values), min(values), max(values)
+    return f"{middle:{form}} ({low:{form}}–{high:{form}})"
+
+
+def ratios(
+    over: Sequence[Measured],
+    under: Sequence[Measured],
+    of: Callable[[Measured], float] = lambda run: run.job.seconds,
+) -> list[float]:
+    """Quotient of a figure, round by round."""
+    return [of(a) / of(b) for a, b in zip(over, under, strict=True)]
+
+
+def show(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table: the first column to the left, the others to the right."""
+    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    print(f"\n{title}")
+    for row in cells:
+        first, *others = (
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join([first, *others]).rstrip())
+    sys.stdout.flush()
+
+
+def arguments(description: str | None, gigabytes: float, rounds: int) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder for what is generated; kept, and reused when complete (default: a temporary "
+        "one that is removed)",
+        default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--gigabytes", type=float, default=gigabytes, help="size of the sources, in Arrow memory"
+    )
+    parser.add_argument("--rounds", type=int, default=rounds, help="measurements of each case")
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--batches-per-shard", type=int, default=64)
+    return parser
+
+
+@contextlib.contextmanager
+def workspace(options: argparse.Namespace) -> Iterator[Path]:
+    """The folder that was asked for, or else one that is removed at the end."""
+    given: Path | None = getattr(options, "data", None)
+    if given is not None:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="mixshards-bench-") as folder:
+        yield Path(folder)
+
+
+def completed(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What ``make`` says of the folder that it fills in a process of its own, unless it is full."""
+    marker = folder / _COMPLETE
+    if not marker.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        print(f"making {folder} ..", file=sys.stderr, flush=True)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            marker.write_text(json.dumps(pool.submit(make, folder).result()))
+    found: dict[str, Any] = json.loads(marker.read_text())
+    return found
+
+
+def sources(
+    root: Path, gigabytes: float, shares: Sequence[int], files: int
+) -> tuple[Path, dict[str, Any]]:
+    """A folder of text-and-tokens Parquet, a dataset a share, and what is in it."""
+    total = gigabytes * 1e9 / _ROW_BYTES
+    rows = [max(files, round(total * share / sum(shares))) for share in shares]
+    folder = root / f"sources-{len(shares)}x{files}-{sum(rows)}"
+    found = completed(folder, partial(_make_sources, rows=rows, files=files))
+    size = f"{found['arrow_bytes'] / 1e9:.2f} GB in Arrow, {found['file_bytes'] / 1e9:.2f} in files"
+    print(f"sources: {len(rows)} datasets, {sum(rows):,} rows, {size}")
+    for path in sorted(folder.rglob("*.parquet")):
+        path.read_bytes()  # so that every round finds them in memory
+    return folder, found
+
+
+def config(
+    folder: Path, found: Mapping[str, Any], output: Path, **settings: object
+) -> dict[str, Any]:
+    """A mix of all rows of all datasets, once."""
+    datasets = {
+        name: {"path": f"{folder}/{name}/*.parquet", "weight": rows}
+        for name, rows in found["rows"].items()
+    }
+    return {"output": str(output), "on_exhausted": "stop", "datasets": datasets, **settings}
+
+
+def _make_sources(folder: Path, rows: Sequence[int], files: int) -> dict[str, Any]:
+    import pyarrow.parquet as pq
+
+    generate = _generator()
+    arrow_bytes = 0
+    names = [f"d{at:03d}" for at in range(len(rows))]
+    for at, (name, total) in enumerate(zip(names, rows, strict=True)):
+        (folder / name).mkdir()
+        first = 0
+        for file in range(files):
+            count = total // files + (file < total % files)
+            sizes = [min(GROUP_ROWS, count - row) for row in range(0, count, GROUP_ROWS)]
+            path = folder / name / f"part-{file:03d}.parquet"
+            writer: pq.ParquetWriter | None = None
+            for group, size in enumerate(sizes):
+                table = generate((_SEED, at, file, group), first, size)
+                arrow_bytes += table.nbytes
+                writer = writer or pq.ParquetWriter(
+                    path, table.schema, compression="zstd", compression_level=1
+                )
+                writer.write_table(table, row_group_size=size)
+                first += size
+            assert writer is not None  # a file has at least one row
+            writer.close()
+    file_bytes = sum(path.stat().st_size for path in folder.rglob("*.parquet"))
+    found = dict(zip(names, rows, strict=True))
+    return {"rows": found, "arrow_bytes": arrow_bytes, "file_bytes": file_bytes}
+
+
+def _generator() -> Callable[[Sequence[int], int, int], Any]:
+    """A function of seed, first id and rows, which gives a table."""
+    import numpy as np
+    import pyarrow as pa
+
+    letters = np.random.default_rng(_SEED)
+    syllables = [a + b + c for a in "bdfgklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s")]
+    # Frequent words are short, as they are in languages.
+    lengths = [1 + (at > 60) + (at > 2000) + int(letters.integers(2)) for at in range(_WORDS)]
+    words = pa.array(
+        ["".join(letters.choice(syllables, length).tolist()) + " " for length in lengths]
+    )
+    curves = {n: np.cumsum(1 / np.arange(1, n + 1) ** 1.07) for n in (_WORDS, _TOKENS)}
+
+    def zipf(random: np.random.Generator, kinds: int, count: int) -> Any:
+        curve = curves[kinds]
+        return np.searchsorted(curve, random.random(count) * curve[-1]).astype(np.int32)
+
+    def generate(seed: Sequence[int], first: int, rows: int) -> pa.Table:
+        random = np.random.default_rng(seed)
+        drawn = random.lognormal(np.log(_MEDIAN_WORDS), _SIGMA, rows)
+        length = np.clip(drawn, 4, 40 * _MEDIAN_WORDS).astype(np.int64)
+        ends = np.concatenate([[0], np.cumsum(length)])
+        joined = words.take(pa.array(zipf(random, _WORDS, int(ends[-1]))))
+        _, places, data = joined.buffers()
+        offsets = np.frombuffer(places, np.int32)[ends]
+        text = pa.StringArray.from_buffers(rows, pa.py_buffer(offsets.tobytes()), data)
+        ends = (ends * _TOKENS_PER_WORD).astype(np.int32)
+        tokens = pa.array(zipf(random, _TOKENS, int(ends[-1])))
+        return pa.table(
+            {
+                "id": np.arange(first, first + rows),
+                "text": text,
+                "tokens": pa.ListArray.from_arrays(pa.array(ends), tokens),
+            }
+        )
+
+    return generate

@@ -1,0 +1,151 @@
+"""Offline equals online: shards hold what DataBatcher emits, and it resumes at every boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mixcore import DataBatcher
+from pipeline.manifest import Manifest
+from pipeline.plan import Plan, plan
+from pipeline.reader import ShardReader
+from pipeline.registry import Registry
+from pipeline.shard import PROVENANCE
+from pipeline.storage import Folder
+from pipeline.transforms import build
+
+from .mixes import config, write_sources
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of the files of each dataset, weights, and further keys of the config."""
+
+    files: dict[str, list[int]]
+    weights: dict[str, Any]
+    keys: dict[str, Any]
+
+
+CASES = {
+    "the worked example": Case(
+        {"a": [60], "b": [40], "c": [20]},
+        {"a": 3, "b": 2, "c": 1},
+        {"batch_size": 4, "num_batches": 25},
+    ),
+    "two leftover slots for one dataset": Case(
+        {"big": [30, 1, 0, 60], "x": [15], "y": [14]},
+        {"big": 5, "x": 1, "y": 1},
+        {"batch_size": 4, "num_batches": 23},
+    ),
+    "decimal weights, ends with the first exhausted": Case(
+        {"a": [50, 50], "b": [31], "c": [77]},
+        {"a": 0.45, "b": 0.25, "c": 0.3},
+        {"batch_size": 7, "on_exhausted": "stop"},
+    ),
+    "a batch spans several epochs of a tiny dataset": Case(
+        {"one": [1], "three": [2, 1], "many": [120]},
+        {"one": 5, "three": 4, "many": 9},
+        {"batch_size": 17, "on_exhausted": "repeat", "num_batches": 19},
+    ),
+    "until each was seen once": Case(
+        {"a": [64], "b": [5], "c": [33]},
+        {"a": 1, "b": 1, "c": 1},
+        {"batch_size": 5, "on_exhausted": "repeat", "batches_per_shard": 3},
+    ),
+    "weights past 64 bits": Case(
+        {"a": [90], "b": [60], "c": [30]},
+        {"a": 3 * 10**30 + 1, "b": 2 * 10**30, "c": 10**30 + 7},
+        {"batch_size": 6, "num_batches": 26},
+    ),
+    "held-out rows and one batch a shard": Case(
+        {"a": [50], "b": [10, 40]},
+        {"a": 2, "b": 1},
+        {"batch_size": 3, "num_batches": 14, "batches_per_shard": 1, "held_out": 9},
+    ),
+    "one dataset, steps of two": Case(
+        {"only": [41]},
+        {"only": 7},
+        {"batch_size": 4, "on_exhausted": "stop", "batches_per_step": 2},
+    ),
+    "forty datasets, most give nothing to a batch": Case(
+        {f"d{i:02d}": [3 + i] for i in range(40)},
+        {f"d{i:02d}": 1 + i * i for i in range(40)},
+        {"batch_size": 9, "on_exhausted": "repeat", "num_batches": 50, "batches_per_row_group": 2},
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def mix(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Plan, Path]:
+    case = CASES[request.param]
+    folder = tmp_path_factory.mktemp("mix")
+    write_sources(folder / "data", **case.files)
+    keys = dict(case.keys)
+    held_out = keys.pop("held_out", 0)
+    settings = config(folder, case.weights, **keys)
+    if held_out:
+        for dataset in settings["datasets"].values():
+            dataset["rows"] = [held_out, None]
+    planned = plan(settings)
+    build(planned)
+    return planned, folder / "out"
+
+
+def batcher(planned: Plan) -> DataBatcher:
+    mixture = planned.manifest.document["mixture"]
+    return DataBatcher(
+        Registry(planned.catalog, repeat=mixture["repeat"]),
+        {entry["name"]: int(entry["weight"]) for entry in planned.manifest.document["datasets"]},
+        mixture["batch_size"],
+    )
+
+
+def payload(table: pa.Table) -> list[dict[str, Any]]:
+    return table.drop_columns(PROVENANCE.names).to_pylist()
+
+
+def test_shards_hold_batch_for_batch_what_the_online_batcher_emits(mix: tuple[Plan, Path]) -> None:
+    planned, out = mix
+    online, reader = batcher(planned), ShardReader(str(out))
+    assert len(reader) > 5
+    for n, table in enumerate(reader.batches()):
+        assert payload(table) == online.next_batch(), f"batch {n}"
+    assert n + 1 == len(reader)
+
+
+def test_online_batcher_goes_on_from_every_boundary_where_the_shard_starts(
+    mix: tuple[Plan, Path],
+) -> None:
+    planned, out = mix
+    reader = ShardReader(str(out))
+    folder = Folder.at(str(out))
+    states = Manifest.load(folder).states(folder)
+    assert len(states) == reader.num_shards + 1
+    for shard in range(reader.num_shards):
+        online = batcher(planned)
+        online.load_state_dict(states[shard])
+        for table in reader.batches(start_shard=shard):
+            assert payload(table) == online.next_batch()
+        assert online.state_dict() == states[reader.num_shards]
+
+
+def test_provenance_tells_where_each_row_lies_in_its_source(mix: tuple[Plan, Path]) -> None:
+    planned, out = mix
+    rows = {
+        dataset.name: list(Registry(planned.catalog).get_iterator(dataset.name))
+        for dataset in planned.catalog.datasets
+    }
+    seen = dict.fromkeys(rows, 0)
+    for n, table in enumerate(ShardReader(str(out)).batches()):
+        for row in table.to_pylist():
+            name = row["mix_dataset"]
+            epoch, position = divmod(seen[name], len(rows[name]))
+            assert (row["mix_batch"], row["mix_epoch"], row["mix_row"]) == (n, epoch, position)
+            assert {"text": row["text"], "tokens": row["tokens"]} == rows[name][position]
+            seen[name] += 1
