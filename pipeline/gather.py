@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,6 @@ from numpy.typing import NDArray
 from mixcore import RowMap
 
 from .errors import MixError
-from .manifest import MANIFEST, SCRATCH, Manifest, ManifestError
 from .plan import Plan
 from .registry import Cursors
 from .shard import (
@@ -31,7 +28,7 @@ from .shard import (
     shard_name,
     write_shard,
 )
-from .storage import Folder
+from .standing import Standing
 
 # Below this many rows a slice, one index over larger slices is cheaper than the slices themselves.
 _SLICE_ROWS = 12
@@ -39,57 +36,6 @@ _SLICE_ROWS = 12
 
 class BuildError(MixError):
     """A mix cannot be built as planned."""
-
-
-def _journal(shard: int) -> str:
-    return f"{SCRATCH}/shard-{shard:08d}.json"
-
-
-class Standing:
-    """Which shards already stand whole, by the digests that were taken when they were written.
-
-    The digests are the finished mix's, or else the journal's: a small file a shard, written just
-    after the shard was put in its place.
-    """
-
-    def __init__(self, folder: Folder, bytes_id: str) -> None:
-        self._folder = folder
-        self._bytes_id = bytes_id
-        self._finished: list[ShardRecord] = []
-        if folder.size(MANIFEST) is not None:
-            try:
-                manifest = Manifest.load(folder)
-                if manifest.bytes_id == bytes_id:
-                    self._finished = manifest.shards(folder)
-            except ManifestError:
-                pass  # nothing is known then, and every shard is written again
-
-    def note(self, record: ShardRecord) -> None:
-        """Remember a shard that has just been put in its place."""
-        entry = {"bytes_id": self._bytes_id, **asdict(record)}
-        self._folder.put(_journal(record.shard), json.dumps(entry).encode())
-
-    def find(self, expected: Footer) -> ShardRecord | None:
-        """The record of a shard that stands whole and is this plan's, else None."""
-        record = self._recorded(expected.shard)
-        name = shard_name(expected.shard)
-        if record is None or record.num_batches != expected.num_batches:
-            return None
-        if self._folder.size(name) != record.bytes:
-            return None
-        with self._folder.open(name) as file:
-            return record if file_sha256(file)[0] == record.sha256 else None
-
-    def _recorded(self, shard: int) -> ShardRecord | None:
-        if shard < len(self._finished):
-            return self._finished[shard]
-        try:
-            entry = json.loads(self._folder.read(_journal(shard)))
-            if entry.pop("bytes_id") != self._bytes_id:
-                return None
-            return ShardRecord(**entry)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
 
 def assemble(

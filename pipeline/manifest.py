@@ -196,6 +196,7 @@ def _check(document: Any) -> None:
     for place in _each(document, "schema"):
         _text(document, "schema", place, "name")
         _text(document, "schema", place, "type")
+    _text(document, "writer", "pyarrow")
     tables = _value(document, "tables")
     if not isinstance(tables, Mapping):
         raise ValueError(f"tables must map kinds to files, found {tables!r:.100}")
@@ -282,12 +283,14 @@ class Manifest:
     @functools.cached_property
     def layout(self) -> Layout:
         """How batches fall into shards and row groups."""
+        shape = self.document["layout"]
+        step = shape.get("batches_per_step")
+        # Integers past 2^53 come as strings.
         return Layout(
-            **{
-                key: None if value is None else int(value)  # past 2^53 it is a string
-                for key, value in self.document["layout"].items()
-                if key in Layout.__dataclass_fields__
-            }
+            int(shape["num_batches"]),
+            int(shape["batches_per_shard"]),
+            int(shape["batches_per_row_group"]),
+            None if step is None else int(step),
         )
 
     @property

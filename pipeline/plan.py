@@ -33,6 +33,7 @@ from .manifest import (
     to_json,
 )
 from .shard import MAX_SHARDS, SHARDS, Layout, WriterOptions, describe, shard_name, shard_schema
+from .standing import Standing
 from .storage import Folder
 from .version import __version__
 
@@ -195,6 +196,7 @@ class Plan:
         unplanned = [name for name in found if name not in names]
         if overwrite:
             # Without its manifest the folder cannot pass for a finished mix while it changes.
+            Standing(folder, self.manifest.bytes_id).keep()
             folder.delete(MANIFEST)
             foreign = [name for name in unplanned if not _is_shard_name(name)]
             if foreign:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import operator
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,14 +18,23 @@ import pyarrow.parquet as pq
 
 from .errors import MixError
 from .manifest import Manifest
-from .shard import MIX_BATCH, Footer, ShardError, check_shard, open_shard, shard_name
+from .shard import MIX_BATCH, Footer, ShardError, check_shard, describe, open_shard, shard_name
 from .storage import Folder
 
 Split = Literal["rows", "batches"]
 
+_MEND = "`mixshards verify` lists all faults, and building again mends them"
+
 
 class ReaderError(MixError, ValueError):
     """A mix cannot be read in the way asked for."""
+
+
+@dataclass
+class _Place:
+    """The next batch of an iterator; it outlives the iterator, so that a reader can tell it."""
+
+    next_batch: int
 
 
 class ShardReader:
@@ -35,13 +48,13 @@ class ShardReader:
         ManifestError: there is no finished mix, or one of a newer format.
     """
 
-    def __init__(self, path: str) -> None:
-        self._folder = Folder.at(path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._folder = Folder.at(os.fspath(path))
         self.manifest = Manifest.load(self._folder)
         self._decoder = _Decoder(self._folder, self.manifest, None)
         self._last: tuple[tuple[int, int], pa.Table] | None = None
         self._start = 0
-        self._latest: Batches | None = None
+        self._place = _Place(0)
 
     def __len__(self) -> int:
         return self.manifest.layout.num_batches
@@ -58,6 +71,13 @@ class ShardReader:
 
     def __getitem__(self, n: int) -> pa.Table:
         """Batch n, whole. The row group that it lies in is kept for the next call."""
+        try:
+            n = operator.index(n)
+        except TypeError:
+            raise TypeError(
+                f"a batch has an integer as its number, found {n!r}; for several of them use "
+                "batches(start_batch=..)"
+            ) from None
         if not -len(self) <= n < len(self):
             raise IndexError(f"batch {n} is outside the mix of {len(self)} batches")
         n %= len(self)
@@ -97,23 +117,26 @@ class ShardReader:
         """
         if start_shard is not None and start_batch is not None:
             raise ReaderError("give start_shard or start_batch, not both")
-        start, self._start = self._start, 0
+        start = self._start if start_batch is None else start_batch
         if start_shard is not None:
+            start_shard = _integer("start_shard", start_shard)
             if not 0 <= start_shard <= self.num_shards:
-                raise ReaderError(f"start_shard {start_shard} is outside 0..{self.num_shards}")
+                raise ReaderError(
+                    f"start_shard {start_shard} is outside 0..{self.num_shards}: the mix has "
+                    f"{self.num_shards} shards"
+                )
             start = min(start_shard * self.manifest.layout.batches_per_shard, len(self))
-        elif start_batch is not None:
-            start = start_batch
-        self._latest = Batches(
+        batches = Batches(
             self._folder, self.manifest, start, rank, world_size, split, columns, uneven, read_ahead
         )
-        return self._latest
+        if start_shard is None and start_batch is None:
+            self._start = 0
+        self._place = batches._place
+        return batches
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest :meth:`batches` stands: ``order_id`` and the next batch."""
-        if self._latest is not None:
-            return self._latest.state_dict()
-        return {"order_id": self.manifest.order_id, "next_batch": self._start}
+        return {"order_id": self.manifest.order_id, "next_batch": self._place.next_batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next :meth:`batches` that is given no start begin at a state.
@@ -122,14 +145,15 @@ class ShardReader:
             ReaderError: it is no state, or of a mix with another order.
         """
         self._start = _next_batch(state, self.manifest)
-        self._latest = None
+        self._place = _Place(self._start)
 
 
 class Batches(Iterator[pa.Table]):
     """Batches of one rank, and the place in the order that they have reached; see ``batches``.
 
     ``len`` is how many are still to come. A state counts what was handed out, not what was read
-    ahead, and is the same on all ranks after the same number of steps.
+    ahead, and is the same on all ranks after the same number of steps. After an error the next
+    call tries the same batch again; a forked process goes on from where its parent stood.
     """
 
     def __init__(
@@ -146,10 +170,14 @@ class Batches(Iterator[pa.Table]):
     ) -> None:
         layout = manifest.layout
         split = split or ("batches" if layout.batches_per_step else "rows")
-        if world_size < 1 or not 0 <= rank < world_size:
+        rank, world_size = _integer("rank", rank), _integer("world_size", world_size)
+        if world_size < 1:
+            raise ReaderError(f"world_size must be at least 1, not {world_size}")
+        if not 0 <= rank < world_size:
             raise ReaderError(
                 f"rank {rank} is outside 0..{world_size - 1} (world_size {world_size})"
             )
+        read_ahead = _integer("read_ahead", read_ahead)
         if read_ahead < 0:
             raise ReaderError(f"read_ahead must be at least 0, not {read_ahead}")
         self._manifest = manifest
@@ -179,28 +207,40 @@ class Batches(Iterator[pa.Table]):
         else:
             raise ReaderError(f"split must be 'rows' or 'batches', not {split!r}")
         self._split = split
+        # Each stream has one of its own, so that files close with it; this one checks columns.
         self._decoder = _Decoder(folder, manifest, columns)
         self._read_ahead = read_ahead
         self._stream: Generator[pa.Table, None, None] | None = None
-        self._next = 0
+        self._process = os.getpid()
+        self._inherited: Any = None
+        self._place = _Place(0)
         self._seek(start)
 
     def __iter__(self) -> Batches:
         return self
 
     def __len__(self) -> int:
-        return max(0, -(-(self._stop - self._next) // self._stride))
+        return max(0, -(-(self._stop - self._place.next_batch) // self._stride))
 
     def __next__(self) -> pa.Table:
+        if self._process != os.getpid():
+            self.close()
         if self._stream is None:
             self._stream = self._tables()
-        table = next(self._stream)
-        self._next += self._stride
+        try:
+            table = next(self._stream)
+        except StopIteration:
+            raise
+        except BaseException:
+            # A generator that has raised is at its end: left in place, it would feign the mix's.
+            self._stream = None
+            raise
+        self._place.next_batch += self._stride
         return table
 
     def state_dict(self) -> dict[str, Any]:
         """``order_id`` of the mix and the number of the next global batch."""
-        return {"order_id": self._manifest.order_id, "next_batch": self._next}
+        return {"order_id": self._manifest.order_id, "next_batch": self._place.next_batch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, at any time; what was read ahead is dropped.
@@ -212,43 +252,55 @@ class Batches(Iterator[pa.Table]):
         self._seek(_next_batch(state, self._manifest))
 
     def close(self) -> None:
-        """Stop reading ahead and let go of the files."""
-        if self._stream is not None:
+        """Stop reading ahead and let go of the files; the next call opens them again."""
+        if self._process != os.getpid():
+            # The thread that reads ahead stayed with the parent, and so may locks that it held.
+            self._inherited, self._process = self._stream, os.getpid()
+        elif self._stream is not None:
             self._stream.close()
+        self._stream = None
 
     def _seek(self, start: int) -> None:
+        start = _integer("a start batch", start)
         total = self._manifest.layout.num_batches
-        if isinstance(start, bool) or not 0 <= start <= total:
-            raise ReaderError(f"batch {start} is outside 0..{total}")
+        if not 0 <= start <= total:
+            raise ReaderError(f"batch {start} is outside 0..{total}: the mix has {total} batches")
         if start % self._stride:
             raise ReaderError(
-                f"batch {start} is not where {self._world_size} ranks that take whole batches can "
-                f"begin: it must be a multiple of {self._world_size}, such as "
+                f"{self._world_size} ranks that take whole batches cannot begin at batch {start}, "
+                f"in the middle of a step: choose a world_size that divides {start}, or begin at "
                 f"{start - start % self._stride}"
             )
         self.close()
-        self._next, self._stream = start, None
+        self._place.next_batch = start
 
     def _tables(self) -> Generator[pa.Table, None, None]:
-        first = self._next + (self._rank if self._split == "batches" else 0)
+        first = self._place.next_batch + (self._rank if self._split == "batches" else 0)
         numbers = range(first, self._stop, self._stride)
-        groups = itertools.groupby(numbers, self._decoder.group_of)
-        jobs = ((key, list(batches)) for key, batches in groups)
-        for (key, batches), group in _ahead(jobs, self._decode, self._read_ahead):
-            for n in batches:
-                table = self._decoder.batch(group, key, n)
-                if self._split == "rows" and self._world_size > 1:
-                    rows = np.arange(self._rank, table.num_rows, self._world_size)
-                    table = table.take(pa.array(rows))
-                yield table
+        by_rows = self._split == "rows" and self._world_size > 1
+        share = (self._rank, self._world_size) if by_rows else None
+        # Not a method's generator: holding its iterator, it would keep that from being freed.
+        return _tables(self._decoder.anew(), numbers, share, self._read_ahead)
 
-    def _decode(self, job: tuple[tuple[int, int], list[int]]) -> pa.Table:
-        return self._decoder.decode(job[0])
+
+def _tables(
+    decoder: _Decoder, numbers: range, share: tuple[int, int] | None, read_ahead: int
+) -> Generator[pa.Table, None, None]:
+    """The batches of these numbers; of each only every R-th row from r on, for a share (r, R)."""
+    groups = itertools.groupby(numbers, decoder.group_of)
+    jobs = ((key, list(batches)) for key, batches in groups)
+    with contextlib.closing(_ahead(jobs, lambda job: decoder.decode(job[0]), read_ahead)) as ahead:
+        for (key, batches), group in ahead:
+            for n in batches:
+                table = decoder.batch(group, key, n)
+                if share is not None:
+                    table = table.take(pa.array(np.arange(share[0], table.num_rows, share[1])))
+                yield table
 
 
 def _ahead(
     jobs: Iterable[Any], work: Callable[[Any], Any], window: int
-) -> Iterator[tuple[Any, Any]]:
+) -> Generator[tuple[Any, Any], None, None]:
     """Each job with its result, in order, ``window`` of them worked on in advance by one thread."""
     if window == 0:
         for job in jobs:
@@ -270,6 +322,15 @@ def _ahead(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _integer(what: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise ReaderError(f"{what} must be an integer, found {value!r}") from None
+
+
 def _next_batch(state: Mapping[str, Any], manifest: Manifest) -> int:
     if not isinstance(state, Mapping) or set(state) != {"order_id", "next_batch"}:
         raise ReaderError(f"a reader's state has exactly order_id and next_batch, found {state!r}")
@@ -284,7 +345,8 @@ def _next_batch(state: Mapping[str, Any], manifest: Manifest) -> int:
         raise ReaderError(f"next_batch must be an integer, found {number!r}")
     if not 0 <= number <= manifest.layout.num_batches:
         raise ReaderError(
-            f"the state's next batch is {number}, but the mix has {manifest.layout.num_batches}"
+            f"the state's next batch is {number}, but the mix has {manifest.layout.num_batches}: "
+            "resume from the longer mix of this order that the state was taken from"
         )
     return number
 
@@ -297,6 +359,8 @@ class _Decoder:
         self._manifest = manifest
         self._layout = manifest.layout
         known = [column["name"] for column in manifest.document["schema"]]
+        if isinstance(columns, str):
+            raise ReaderError(f"columns must be a list of names, such as [{columns!r}]")
         for name in columns or ():
             if name not in known:
                 raise ReaderError(f"no column {name!r}; the mix has {', '.join(known)}")
@@ -305,6 +369,10 @@ class _Decoder:
             # Where batches differ in size, this column says where each begins.
             self._decoded = [*self._columns, MIX_BATCH]
         self._open: tuple[int, pq.ParquetFile] | None = None
+
+    def anew(self) -> _Decoder:
+        """The same with no shard open."""
+        return _Decoder(self._folder, self._manifest, self._columns)
 
     @property
     def schema(self) -> pa.Schema:
@@ -328,7 +396,7 @@ class _Decoder:
         except (pa.ArrowException, OSError) as error:
             raise ShardError(
                 f"{self._folder.root}/{shard_name(shard)}: row group {group} is damaged: {error}; "
-                "`mixshards verify` lists all faults, and building again mends them"
+                f"{_MEND}"
             ) from error
         return table
 
@@ -361,5 +429,19 @@ class _Decoder:
         first, batches = self._layout.shard(shard)
         expected = Footer(self._manifest.bytes_id, shard, first, batches)
         check_shard(parquet, footer, expected, self._manifest.group_rows(shard), where)
+        self._check_schema(parquet, where)
         self._open = (shard, parquet)
         return parquet
+
+    def _check_schema(self, parquet: pq.ParquetFile, where: str) -> None:
+        """Hold a shard's columns against the manifest, since no checksum covers its footer."""
+        planned = self._manifest.document["schema"]
+        try:
+            found = describe(parquet.schema_arrow)
+        except (pa.ArrowException, ValueError) as error:
+            raise ShardError(f"{where}: its schema is damaged: {error}; {_MEND}") from error
+        names = [column["name"] for column in found]
+        # Another pyarrow may write the same type with other words.
+        same = self._manifest.document["writer"]["pyarrow"] == pa.__version__
+        if (same and found != planned) or names != [column["name"] for column in planned]:
+            raise ShardError(f"{where}: has columns {found}, expected {planned}; {_MEND}")

@@ -93,7 +93,7 @@ def _widen_struct(a: pa.StructType, b: pa.StructType) -> pa.StructType | None:
     if names != {field.name for field in b} or not len(names) == len(a) == len(b):
         return None
     fields = [_widen_field(field, b.field(field.name)) for field in a]
-    return None if None in fields else pa.struct(fields)
+    return None if any(field is None for field in fields) else pa.struct(fields)
 
 
 def unify(sources: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
@@ -167,7 +167,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
         if column.null_count and not field.nullable:
             raise SchemaError(
                 f"{where}: column {field.name!r} has {column.null_count} null(s), but its schema "
-                "says that it has none; repair the file, or declare the column nullable"
+                "says that it has none; repair the file"
             )
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
