@@ -38,7 +38,11 @@ def as_integer(what: str, value: Any, least: int | None = None) -> int:
         number = operator.index(value)
     except TypeError:
         number = None
-    if number is None or isinstance(value, bool) or (least is not None and number < least):
+    if (
+        number is None
+        or isinstance(value, (bool, np.bool_))
+        or (least is not None and number < least)
+    ):
         raise ValueError(f"{what} must be {expected}, found {value!r}")
     return number
 
@@ -169,6 +173,8 @@ class Allocation:
         num_batches = as_integer("num_batches", num_batches, 0)
         counts = np.empty((num_batches, len(self.names)), np.int64)
         for first, block in self.blocks(num_batches, carry):
+            if len(block) == num_batches:
+                return block
             counts[first : first + len(block)] = block
         return counts
 

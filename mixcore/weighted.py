@@ -94,27 +94,29 @@ class WeightedMixture:
                 )
         # Epochs are below 2**31 but offsets may pass 2**63: keep whole epochs apart from them.
         whole, position = zip(*map(divmod, offsets, self.dataset_rows), strict=True)
-        ends = np.cumsum(counts, axis=0) + np.array(position, np.int64)
-        batch, dataset = np.nonzero(counts)
-        count = counts[batch, dataset]
-        start = ends[batch, dataset] - count
+        stop = np.cumsum(counts, axis=0) + np.array(position, np.int64)
+        entry = np.flatnonzero(counts)
+        batch, dataset = np.divmod(entry, len(self.names))
+        count = counts.reshape(-1)[entry]
         length = np.array(self.dataset_rows, np.int64)[dataset]
-        epoch = start // length
-        pieces = (start + count - 1) // length - epoch + 1
-        if (pieces > 1).any():  # an entry that passes ends of epochs becomes one for each epoch
+        epoch, start = np.divmod(stop.reshape(-1)[entry] - count, length)
+        if (start + count > length).any():  # what passes ends of epochs becomes an entry for each
+            pieces = (start + count - 1) // length + 1
             first = np.repeat(np.cumsum(pieces) - pieces, pieces)
+            piece = np.arange(len(first)) - first
             batch, dataset, start, count, epoch, length = (
                 np.repeat(column, pieces)
                 for column in (batch, dataset, start, count, epoch, length)
             )
-            epoch += np.arange(len(first)) - first
-            stop = np.minimum(start + count, (epoch + 1) * length)
-            start = np.maximum(start, epoch * length)
-            count = stop - start
+            end = np.minimum(start + count, (piece + 1) * length)
+            start = np.maximum(start, piece * length)
+            count = end - start
+            start -= piece * length
+            epoch += piece
         return RowMap(
             batch=batch.astype(np.int64, copy=False),
             dataset=dataset.astype(np.int32),
-            start=start - epoch * length,
+            start=start,
             count=count,
             epoch=(epoch + np.array(whole, np.int64)[dataset]).astype(np.int32),
         )

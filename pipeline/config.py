@@ -49,7 +49,7 @@ from ruamel.yaml.reader import ReaderError
 
 from .errors import MixError
 
-DEFAULT_SHARD_BYTES = 256 * 1024**2
+DEFAULT_SHARD_BYTES = 64 << 20
 """Size a shard is aimed at where neither batches_per_shard nor shard_bytes is given, in bytes."""
 
 MAX_BATCH_SIZE = 2**31 - 1

@@ -44,7 +44,7 @@ def files(root: Path, wanted: Callable[[str], bool]) -> list[Path]:
 
 def blocks(text: str, first: int, least: int, most: int) -> Iterator[tuple[int, str]]:
     """Runs of lines: cut before a line that follows a blank one, and at ``most`` in any case."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     begin, after_blank = 0, False
     for at, line in enumerate(lines):
         if at - begin >= (least if after_blank and line[:1].strip() else most):
@@ -134,7 +134,9 @@ def main() -> None:
     library = Path(sysconfig.get_path("stdlib"))
     packages = Path(sysconfig.get_path("purelib"))
 
-    def read(kind: str, root: Path, wanted: Callable[[str], bool], reading: Reading) -> Iterator[Row]:
+    def read(
+        kind: str, root: Path, wanted: Callable[[str], bool], reading: Reading
+    ) -> Iterator[Row]:
         return rows(files(root, wanted)[: options.limit], root, reading, LINES[kind])
 
     def python(name: str) -> bool:
