@@ -33,6 +33,9 @@ from .standing import Standing
 # Below this many rows a slice, one index over larger slices is cheaper than the slices themselves.
 _SLICE_ROWS = 12
 
+_OPEN_FILES = 200
+_DECODED_BYTES = 512 << 20
+
 
 class BuildError(MixError):
     """A mix cannot be built as planned."""
@@ -102,10 +105,13 @@ def _told(done: Callable[[ShardRecord], None], record: ShardRecord) -> ShardReco
 
 
 class RunWriter:
-    """Writes runs of consecutive shards of one plan; one a worker, shared by its threads."""
+    """Writes runs of consecutive shards of one plan; one a worker, shared by its ``threads``."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, threads: int = 1) -> None:
         self._plan = plan
+        # Open files and decoded rows are bounded for the worker, so its threads share them out.
+        self._max_open = max(4, _OPEN_FILES // threads)
+        self._max_bytes = max(64 << 20, _DECODED_BYTES // threads)
         self._standing = Standing(plan.folder, plan.manifest.bytes_id)
         self._states = plan.manifest.states(plan.folder)
         self._mixture = plan.manifest.mixture()
@@ -130,7 +136,7 @@ class RunWriter:
             SourceError: a source is gone, damaged, or not the planned one.
             BuildError: a shard did not read back as planned.
         """
-        cursors = Cursors(self._plan.catalog)
+        cursors = self._cursors()
         records: list[Future[ShardRecord]] = []
 
         def finish(scratch: str, footer: Footer) -> ShardRecord:
@@ -159,13 +165,16 @@ class RunWriter:
             finally:
                 cursors.close()
 
+    def _cursors(self) -> Cursors:
+        return Cursors(self._plan.catalog, self._max_open, self._max_bytes)
+
     def rehash(self, start: int, stop: int) -> Iterator[tuple[int, str]]:
         """The digests that shards ``start`` to ``stop`` have when written anew from the sources.
 
         Raises:
             SourceError: a source is gone, damaged, or not the planned one.
         """
-        cursors = Cursors(self._plan.catalog)
+        cursors = self._cursors()
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/shard.parquet"
             for shard in range(start, stop):

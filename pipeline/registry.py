@@ -34,21 +34,35 @@ class Cursor:
         self._buffer: pa.RecordBatch | None = None
         self._buffer_start = 0
         self._kept: pa.RecordBatch | None = None
+        self.nbytes = 0
+        """Bytes of decoded rows that the cursor holds."""
         self._whole = (
-            dataset.num_rows <= _KEPT_ROWS and dataset.num_rows * dataset.row_bytes <= _KEPT_BYTES
+            dataset.num_rows <= _KEPT_ROWS
+            and dataset.num_rows * dataset.row_bytes <= min(_KEPT_BYTES, batch_bytes)
         )
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of decoded rows that the cursor holds."""
-        held = (self._buffer, self._kept)
-        return sum(int(batch.nbytes) for batch in held if batch is not None)
+    def is_open(self) -> bool:
+        """Whether the cursor holds a file open."""
+        return self._stream is not None
+
+    def holds(self, offset: int, count: int) -> bool:
+        """Whether a read would find all its rows decoded already."""
+        if self._kept is not None:
+            return True
+        begin = offset % self._dataset.num_rows - self._buffer_start
+        return self._buffer is not None and 0 <= begin <= self._buffer.num_rows - count
+
+    def close_file(self) -> None:
+        """Let go of the open file, but not of what is decoded."""
+        self._stream = None
 
     def close(self) -> None:
         """Let go of the open file and of decoded rows; the next read opens again."""
         self._stream = None
         self._buffer = None
         self._kept = None
+        self.nbytes = 0
 
     def read(self, offset: int, count: int) -> list[pa.RecordBatch]:
         """Rows of ``count`` items from an offset; past the dataset's end it begins again.
@@ -84,6 +98,7 @@ class Cursor:
                 return
         self.close()
         self._kept = pa.Table.from_batches(pieces).combine_chunks().to_batches()[0]
+        self.nbytes = self._kept.nbytes
 
     def _pieces(self, start: int, count: int) -> Iterator[pa.RecordBatch]:
         while count:
@@ -106,6 +121,7 @@ class Cursor:
         self.close()
         self._buffer = next(stream)
         self._stream, self._buffer_start = stream, start
+        self.nbytes = self._buffer.nbytes
 
     def _open(self, start: int) -> Iterator[pa.RecordBatch]:
         """Batches of the dataset from a row on, file after file, up to its last row."""
@@ -140,45 +156,54 @@ class Cursor:
 
 
 class Cursors:
-    """Cursors over all datasets, of which only the most recently used stay open.
+    """Cursors over all datasets, with bounds on what they hold together.
 
-    ``max_open`` bounds files, ``max_bytes`` decoded rows; what is closed opens again when it is
-    next read.
+    At most ``max_open`` files are open, and decoded rows take about ``max_bytes``; those least
+    recently read are let go first. A cursor whose file was closed gives what it has decoded, and
+    opens the file again after that.
     """
 
-    def __init__(self, catalog: Catalog, max_open: int = 128, max_bytes: int = 256 << 20) -> None:
+    def __init__(self, catalog: Catalog, max_open: int = 120, max_bytes: int = 256 << 20) -> None:
         self._max_open = max_open
         self._max_bytes = max_bytes
-        share = max_bytes // (2 * min(max_open, len(catalog.datasets)))
-        self._cursors = [
-            Cursor(catalog, dataset, min(4 << 20, share)) for dataset in catalog.datasets
-        ]
-        self._open: OrderedDict[int, int] = OrderedDict()
+        share = max(64 << 10, min(4 << 20, max_bytes // (2 * len(catalog.datasets))))
+        self._cursors = [Cursor(catalog, dataset, share) for dataset in catalog.datasets]
+        # Least recently read first: cursors with open files, and the bytes that cursors hold.
+        self._open: OrderedDict[int, None] = OrderedDict()
+        self._held: OrderedDict[int, int] = OrderedDict()
         self._bytes = 0
 
     def read(self, dataset: int, offset: int, count: int) -> list[pa.RecordBatch]:
         """As :meth:`Cursor.read`, for the dataset at a place of the configured order."""
         cursor = self._cursors[dataset]
-        self._bytes -= self._open.pop(dataset, 0)
-        while self._open and len(self._open) >= self._max_open:
-            self._close_oldest()
+        if cursor.holds(offset, count):
+            self._held.move_to_end(dataset)
+            if cursor.is_open:
+                self._open.move_to_end(dataset)
+            return cursor.read(offset, count)
+        self._open.pop(dataset, None)
+        if not cursor.is_open:
+            while len(self._open) >= self._max_open:
+                self._cursors[self._open.popitem(last=False)[0]].close_file()
+        self._bytes -= self._held.pop(dataset, 0)
         pieces = cursor.read(offset, count)
-        self._open[dataset] = cursor.nbytes
+        if cursor.is_open:
+            self._open[dataset] = None
+        self._held[dataset] = cursor.nbytes
         self._bytes += cursor.nbytes
-        while len(self._open) > 1 and self._bytes > self._max_bytes:
-            self._close_oldest()
+        while len(self._held) > 1 and self._bytes > self._max_bytes:
+            oldest, held = self._held.popitem(last=False)
+            self._cursors[oldest].close()
+            self._open.pop(oldest, None)
+            self._bytes -= held
         return pieces
-
-    def _close_oldest(self) -> None:
-        oldest, held = self._open.popitem(last=False)
-        self._cursors[oldest].close()
-        self._bytes -= held
 
     def close(self) -> None:
         """Close all of them."""
-        for dataset in self._open:
+        for dataset in self._held:
             self._cursors[dataset].close()
         self._open.clear()
+        self._held.clear()
         self._bytes = 0
 
 

@@ -138,7 +138,7 @@ class _WriteSpan(beam.DoFn):
         self._threads = threads
 
     def setup(self) -> None:
-        self._writer = RunWriter(Plan.load(Folder.at(self._path)))
+        self._writer = RunWriter(Plan.load(Folder.at(self._path)), self._threads)
 
     def process(self, span: Span) -> Iterator[RunRecord]:
         with ThreadPoolExecutor(self._threads) as pool:

@@ -1,0 +1,63 @@
+# Sourced by the scripts beside it: a virtual environment with this checkout installed in it.
+#
+# MIXSHARDS_VENV names the virtual environment to make or use (default: .venv in the repository).
+
+repo=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv=${MIXSHARDS_VENV:-$repo/.venv}
+bold='' plain=''
+[[ ! -t 1 ]] || { bold=$'\e[1m' plain=$'\e[0m'; }
+
+heading() { printf '\n%s== %s%s\n\n' "$bold" "$*" "$plain"; }
+say() { printf '%s\n' "$*"; }
+show() { printf '%s$ %s%s\n' "$bold" "$*" "$plain"; }
+run() { show "$(quoted "$@")" && "$@"; }
+quoted() {
+    local word line=''
+    for word; do
+        [[ $word != *[!a-zA-Z0-9_./=-]* ]] || word="'$word'"
+        line+=" $word"
+    done
+    printf '%s' "${line# }"
+}
+fail() { printf 'error: %s\n' "$*" >&2 && exit 1; }
+
+modern() { # PYTHON [MODULES]
+    "$1" -c "import sys${2:+, $2}; sys.exit(sys.version_info < (3, 10))" 2>/dev/null
+}
+
+find_python() {
+    local candidate
+    for candidate in python3 python3.{14,13,12,11,10} python; do
+        modern "$candidate" ensurepip,venv && say "$candidate" && return
+    done
+    fail 'found no Python 3.10 or newer with the venv module (on Debian: apt install python3-venv)'
+}
+
+installed_from() {
+    (cd / && python -c 'import os, pipeline; print(os.path.dirname(pipeline.__file__))')
+}
+
+use_venv() { # EXTRA; makes the environment where needed, installs where needed, and activates it
+    local python wanted stamp start
+    if [[ ! -x $venv/bin/python ]]; then
+        python=$(find_python)
+        run "$python" -m venv "$venv"
+    fi
+    modern "$venv/bin/python" || fail "$venv holds a Python older than 3.10; set MIXSHARDS_VENV"
+    show "source $venv/bin/activate"
+    venv=$(cd -- "$venv" && pwd -P)
+    export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
+    hash -r
+    wanted="$repo $(cksum <"$repo/setup.py")"
+    stamp=$venv/.mixshards-$1
+    if [[ -f $stamp && $(<"$stamp") == "$wanted" && $(installed_from) -ef $repo/pipeline ]]; then
+        say '(installed already)'
+    else
+        python -m pip --version >/dev/null 2>&1 || run python -m ensurepip
+        start=$PWD
+        run cd "$repo"
+        run python -m pip install --quiet --disable-pip-version-check --editable ".[$1]"
+        cd -- "$start"
+        say "$wanted" >"$stamp"
+    fi
+}
