@@ -112,10 +112,16 @@ def _is_data(relative: str) -> bool:
 
 
 def _listing(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
-    """Names of all files below a folder, relative to it; none where there is no such folder."""
+    """Names of all files below a folder, relative to it; none where there is no such folder.
+
+    Raises:
+        CatalogError: a link leads round in a circle.
+    """
     if filesystem.type_name == "local":
         # A link that leads nowhere is listed too, so that its file is missed and not passed over.
         for folder, _, names in os.walk(root, onerror=_raise_unless_missing, followlinks=True):
+            if os.path.islink(folder) and f"{folder}/".startswith(f"{os.path.realpath(folder)}/"):
+                raise CatalogError(f"{folder} links to a folder that it lies in; remove the link")
             inside = folder[len(root) :].strip("/")
             yield from (f"{inside}/{name}" if inside else name for name in names)
         return

@@ -69,8 +69,7 @@ def widen(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
             return large
     if pa.types.is_struct(a) and pa.types.is_struct(b):
         return _widen_struct(a, b)
-    lists = (pa.types.is_list, pa.types.is_large_list)
-    if any(is_list(a) for is_list in lists) and any(is_list(b) for is_list in lists):
+    if _is_list(a) and _is_list(b):
         element = _widen_field(a.value_field, b.value_field)
         if element is None:
             return None
@@ -145,6 +144,41 @@ def unify(sources: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
     return pa.schema(list(merged.values()))
 
 
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values as a type that their own widens to.
+
+    Lists and structs are taken apart here, since pyarrow's cast gives broken arrays where nulls
+    lie inside of them.
+    """
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    # Equal types may still differ in how they name a list's elements.
+    if array.type.equals(kind, check_metadata=True):
+        return array
+    if len(array) == 0:
+        return pa.array([], kind)
+    found, mask = array.type, array.is_null() if array.null_count else None
+    if pa.types.is_struct(found) and pa.types.is_struct(kind):
+        children = [_cast(array.field(field.name), field.type) for field in kind]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    if pa.types.is_fixed_size_list(found) and pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        values = _cast(array.values.slice(array.offset * size, len(array) * size), kind.value_type)
+        return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
+    if _is_list(found) and _is_list(kind):
+        large = pa.types.is_large_list(kind)
+        offsets = array.offsets.to_numpy()
+        values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+        starts = pa.array(offsets - offsets[0], pa.int64() if large else pa.int32())
+        list_array = pa.LargeListArray if large else pa.ListArray
+        return list_array.from_arrays(starts, _cast(values, kind.value_type), type=kind, mask=mask)
+    return pc.cast(array, kind)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
 def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """The batch's columns, positionally, under a schema that its own widens to.
 
@@ -153,17 +187,13 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
     """
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        # Equal types may still differ in how they name a list's elements.
-        if not column.type.equals(field.type, check_metadata=True):
-            try:
-                column = pc.cast(column, field.type)
-            except pa.ArrowException as error:
-                raise SchemaError(
-                    f"{where}: column {field.name!r} of type {column.type} cannot be brought to "
-                    f"{field.type}: {error}"
-                ) from error
+        try:
+            column = _cast(column, field.type)
+        except pa.ArrowException as error:
+            raise SchemaError(
+                f"{where}: column {field.name!r} of type {column.type} cannot be brought to "
+                f"{field.type}: {error}"
+            ) from error
         if column.null_count and not field.nullable:
             raise SchemaError(
                 f"{where}: column {field.name!r} has {column.null_count} null(s), but its schema "

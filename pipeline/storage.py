@@ -21,6 +21,8 @@ from .errors import MixError
 T = TypeVar("T")
 R = TypeVar("R")
 
+_LOCAL = fs.LocalFileSystem()
+
 
 class StorageError(MixError):
     """A path or URI cannot be used."""
@@ -33,7 +35,7 @@ def resolve(path: str, base: str | os.PathLike[str] = ".") -> tuple[fs.FileSyste
         StorageError: a URI whose scheme pyarrow cannot open.
     """
     if "://" not in path:
-        return fs.LocalFileSystem(), os.path.abspath(os.path.join(base, path))
+        return _LOCAL, os.path.abspath(os.path.join(base, path))
     stem, query = split_query(path)
     scheme, _, rest = stem.partition("://")
     host, slash, inside = rest.partition("/")

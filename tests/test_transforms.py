@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -330,7 +331,8 @@ def test_killed_at_twenty_random_moments_a_second_build_gives_the_undisturbed_by
         child = process(f"killed-{kill}")
         time.sleep(moments.uniform(0.1, 0.95) * seconds)
         assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended before
+            os.kill(child.pid, signal.SIGKILL)
         child.join()
         out = tmp_path / f"killed-{kill}"
         if child.exitcode == -signal.SIGKILL and not (out / "manifest.json").exists():

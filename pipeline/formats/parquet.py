@@ -78,20 +78,20 @@ def scan(filesystem: fs.FileSystem, path: str) -> FileScan:
         SourceError: the file is missing, truncated or no Parquet.
     """
     with _opened(filesystem, path) as (parquet, digest, size):
-        metadata = parquet.metadata
+        metadata, schema = parquet.metadata, parquet.schema_arrow
         column_bytes: dict[str, int] = {}
         # One row group stands for all: walking every one of a wide file costs more than it tells.
         if metadata.num_row_groups:
             group = metadata.row_group(0)
             scale = metadata.num_rows / max(1, group.num_rows)
-            for name, column in _columns(group, parquet.schema_arrow):
+            for name, column in _columns(group, schema):
                 stored = int(column.total_compressed_size * scale)
                 column_bytes[name] = column_bytes.get(name, 0) + stored
         return FileScan(
             num_rows=metadata.num_rows,
             num_bytes=size,
             digest=digest,
-            schema=parquet.schema_arrow.remove_metadata(),
+            schema=schema.remove_metadata(),
             column_bytes=column_bytes,
         )
 

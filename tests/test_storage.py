@@ -1,0 +1,354 @@
+"""Paths, folders and one-step writes on real disks, and mapping with threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import fs
+
+from pipeline.storage import Folder, StorageError, in_threads, is_local, resolve, split_query
+
+
+def store(root: Path) -> Folder:
+    """A folder that is no local disk to the code, as object stores are not."""
+    root.mkdir(exist_ok=True)
+    return Folder(fs.SubTreeFileSystem(str(root), fs.LocalFileSystem()), "mix", "store://mix")
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+# Paths and URIs
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("data/a.parquet", "/base/data/a.parquet"),
+        ("data/", "/base/data"),
+        ("./data/../other", "/base/other"),
+        ("../up", "/up"),
+        (".", "/base"),
+        ("", "/base"),
+        ("/abs/a.parquet", "/abs/a.parquet"),
+        ("a b/é?#[1].parquet", "/base/a b/é?#[1].parquet"),
+        ("file:///data/a.parquet", "/data/a.parquet"),
+        ("file:///data/", "/data"),
+        ("file:///", "/"),
+        ("file:///data/a%20b", "/data/a b"),
+        ("file:///data/a b/größe", "/data/a b/größe"),
+        ("file:///data/part-[0-9]?.parquet", "/data/part-[0-9]?.parquet"),
+        ("file:///data/a#b", "/data/a#b"),
+        ("file:///data?region=here", "/data"),
+    ],
+)
+def test_resolves_paths_against_the_base_and_uris_as_they_are(written, expected):
+    filesystem, path = resolve(written, "/base")
+    assert filesystem.type_name == "local"
+    assert path == expected
+    assert is_local(written)
+
+
+def test_a_relative_base_starts_at_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve("a")[1] == str(tmp_path / "a")
+    assert resolve("a", "sub")[1] == str(tmp_path / "sub" / "a")
+
+
+@pytest.mark.parametrize("uri", ["nope://bucket/x", "file://host/x", "file:///100%"])
+def test_a_uri_that_cannot_be_opened_is_named_with_what_would_do(uri):
+    with pytest.raises(StorageError) as caught:
+        resolve(uri)
+    assert str(caught.value).startswith(f"cannot open {uri!r}: ")
+    assert "expected a local path, or a URI such as file:///folder, s3://" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        (
+            "s3://b/x?region=r&endpoint_override=h:1",
+            ("s3://b/x", "?region=r&endpoint_override=h:1"),
+        ),
+        ("s3://b/part-?.parquet", ("s3://b/part-?.parquet", "")),
+        ("s3://b/part-?.parquet?region=r", ("s3://b/part-?.parquet", "?region=r")),
+        ("data/a?b=c", ("data/a?b=c", "")),
+    ],
+)
+def test_a_question_mark_begins_a_query_only_in_a_uri_and_before_a_name(path, parts):
+    assert split_query(path) == parts
+
+
+def test_only_paths_and_file_uris_are_local():
+    assert not is_local("s3://bucket/x")
+    assert Folder.at("file:///data/mix/").uri == "/data/mix"
+    assert Folder.at("mix", "/data").uri == "/data/mix"
+
+
+# Names
+
+
+OUTSIDE = ["../x", "..", "a/../../x", "a/..", "/etc/x", "..\\x"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda folder, name: folder.path(name),
+        lambda folder, name: folder.size(name),
+        lambda folder, name: folder.names(name),
+        lambda folder, name: folder.open(name),
+        lambda folder, name: folder.read(name),
+        lambda folder, name: folder.put(name, b"x"),
+        lambda folder, name: folder.delete(name),
+        lambda folder, name: folder.delete_tree(name),
+    ],
+    ids=["path", "size", "names", "open", "read", "put", "delete", "delete_tree"],
+)
+def test_no_method_takes_a_name_that_leads_out_of_the_folder(tmp_path, act, name):
+    (tmp_path / "x").write_bytes(b"outside")
+    with pytest.raises(StorageError) as caught:
+        act(Folder.at(str(tmp_path / "mix")), name)
+    expected = f"{name!r} leads out of {tmp_path / 'mix'}; names in a mix are relative"
+    assert str(caught.value) == expected
+    assert files(tmp_path) == ["x"]
+
+
+def test_dots_inside_a_name_lead_nowhere_and_are_fine(tmp_path):
+    folder = Folder.at(str(tmp_path))
+    folder.put("a..b/..c", b"x")
+    assert folder.read("a..b/..c") == b"x"
+
+
+# Whole files
+
+
+def test_what_is_put_is_read_back_with_its_size(tmp_path):
+    folder = Folder.at(str(tmp_path / "not" / "yet"))
+    folder.put("a/b/c.bin", b"\0\1" * 1000)
+    folder.put("empty", b"")
+    folder.put("buffer", pa.py_buffer(b"arrow"))
+    assert folder.read("a/b/c.bin") == b"\0\1" * 1000
+    assert [folder.size(n) for n in ("a/b/c.bin", "empty", "buffer")] == [2000, 0, 5]
+    with folder.open("buffer") as file:
+        assert file.read_at(3, 1) == b"rro"
+
+
+def test_size_tells_files_from_folders_and_from_nothing(tmp_path):
+    folder = Folder.at(str(tmp_path))
+    folder.put("sub/file", b"1")
+    assert folder.size("sub") is None
+    assert folder.size("none") is None
+    assert folder.size("sub/none") is None
+
+
+def test_names_are_relative_sorted_and_recursive(tmp_path):
+    folder = Folder.at(str(tmp_path))
+    written = ["z", "b/2", "b/10", "é", "a", "b/c/d", "B"]
+    for name in written:
+        folder.put(name, b"")
+    assert folder.names() == sorted(written)
+    assert folder.names("b") == ["10", "2", "c/d"]
+    assert folder.names("b/none") == []
+
+
+def test_names_where_a_file_stands_is_an_error_that_says_so(tmp_path):
+    (tmp_path / "out").write_bytes(b"")
+    with pytest.raises(StorageError) as caught:
+        Folder.at(str(tmp_path / "out")).names()
+    assert str(caught.value) == f"{tmp_path / 'out'}: expected a folder, found a file; move it away"
+
+
+@pytest.mark.parametrize("make", [lambda path: Folder.at(str(path)), store], ids=["local", "store"])
+def test_put_replaces_a_file_and_leaves_no_scratch(tmp_path, make):
+    folder = make(tmp_path / "disk")
+    folder.filesystem.create_dir(folder.root)
+    for data in (b"first, and longer", b"second"):
+        folder.put("name", data)
+        assert folder.read("name") == data
+    assert folder.names() == ["name"]
+
+
+@pytest.mark.parametrize("make", [lambda path: Folder.at(str(path)), store], ids=["local", "store"])
+def test_place_moves_a_scratch_file_to_its_name(tmp_path, make):
+    folder = make(tmp_path / "disk")
+    folder.filesystem.create_dir(f"{folder.root}/shards")
+    scratch = folder.scratch("shards/shard-0.parquet")
+    assert not os.path.exists(scratch)
+    Path(scratch).write_bytes(b"rows")
+    assert folder.names("shards") == []
+    folder.place(scratch, "shards/shard-0.parquet")
+    assert folder.read("shards/shard-0.parquet") == b"rows"
+    assert not os.path.exists(scratch)
+    assert folder.names() == ["shards/shard-0.parquet"]
+
+
+def test_scratch_paths_are_fresh_and_lie_inside_a_local_mix_but_apart_from_a_store(tmp_path):
+    folder = Folder.at(str(tmp_path / "mix"))
+    paths = {folder.scratch("shards/a") for _ in range(50)}
+    assert len(paths) == 50
+    assert {os.path.dirname(path) for path in paths} == {str(tmp_path / "mix" / "_mix" / "tmp")}
+    remote = store(tmp_path / "disk").scratch("shards/a")
+    assert os.path.dirname(remote) == tempfile.gettempdir()
+
+
+def test_a_put_that_fails_keeps_what_stood_there_and_leaves_no_scratch(tmp_path):
+    folder = Folder.at(str(tmp_path))
+    folder.put("name", b"old")
+    with pytest.raises(TypeError):
+        folder.put("name", "text is no bytes")  # type: ignore[arg-type]
+    assert folder.read("name") == b"old"
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="taken"):
+        folder.put("taken", b"new")
+    assert files(tmp_path) == ["name"]
+
+
+def test_place_of_a_missing_scratch_file_puts_nothing_there(tmp_path):
+    folder = Folder.at(str(tmp_path))
+    with pytest.raises(FileNotFoundError):
+        folder.place(str(tmp_path / "gone.part"), "name")
+    assert folder.names() == []
+
+
+def test_an_open_reader_keeps_the_file_that_a_put_replaces(tmp_path):
+    folder = Folder.at(str(tmp_path))
+    folder.put("name", b"old")
+    with folder.open("name") as file:
+        folder.put("name", b"new")
+        assert file.read() == b"old"
+    assert folder.read("name") == b"new"
+
+
+def test_readers_see_one_file_or_the_other_and_never_a_part(tmp_path):
+    folder = Folder.at(str(tmp_path))
+    contents = [bytes([letter]) * 3_000_000 for letter in b"ab"]
+    folder.put("name", contents[0])
+    done = threading.Event()
+    broken: list[int] = []
+    reads = 0
+
+    def read() -> None:
+        nonlocal reads
+        while not done.is_set():
+            found = folder.read("name")
+            reads += 1
+            if found not in contents:
+                broken.append(len(found))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        for data in contents:
+            folder.put("name", data)
+    done.set()
+    reader.join()
+    assert reads > 1
+    assert broken == []
+
+
+# Removal
+
+
+@pytest.mark.parametrize("make", [lambda path: Folder.at(str(path)), store], ids=["local", "store"])
+def test_deleting_what_is_not_there_is_fine(tmp_path, make):
+    folder = make(tmp_path / "disk")
+    folder.delete("none")
+    folder.delete("no/such/folder")
+    folder.delete_tree("none")
+
+
+def test_deleting_takes_just_what_was_named(tmp_path):
+    folder = Folder.at(str(tmp_path))
+    for name in ("a", "b", "tree/1", "tree/deep/2", "trees/3"):
+        folder.put(name, b"x")
+    folder.delete("a")
+    folder.delete("a")
+    folder.delete_tree("tree")
+    assert folder.names() == ["b", "trees/3"]
+
+
+# Free space
+
+
+def test_free_space_of_a_folder_that_is_not_there_yet_is_that_of_its_disk(tmp_path):
+    folder = Folder.at(str(tmp_path / "not" / "yet"))
+    free = folder.free_bytes()
+    assert free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_store_has_no_bound_on_space(tmp_path):
+    assert store(tmp_path / "disk").free_bytes() is None
+
+
+# Threads
+
+
+@pytest.mark.parametrize(("threads", "window"), [(1, 1), (4, 2), (16, 256)])
+def test_results_keep_the_order_of_the_items(threads, window):
+    def slow_first(item: int) -> int:
+        time.sleep(0.002 * (item % 3 == 0))
+        return item * item
+
+    items = list(range(300))
+    assert in_threads(slow_first, items, threads, window) == [item * item for item in items]
+    assert in_threads(slow_first, []) == []
+
+
+def test_items_run_at_once():
+    meeting = threading.Barrier(4, timeout=10)
+    assert len(in_threads(lambda item: meeting.wait(), list(range(4)), threads=4)) == 4
+
+
+def within(seconds: float, act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"still busy after {seconds} s"
+
+
+def test_the_error_of_the_first_item_is_raised_though_a_later_one_fails_sooner():
+    later = threading.Event()
+
+    def fail(item: int) -> None:
+        if item == 1:
+            later.wait(10)
+        else:
+            later.set()
+        raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match=r"^item 1$"):
+        in_threads(fail, [1, 2], threads=2)
+
+
+def test_an_error_stops_what_waits_and_nothing_hangs():
+    started: list[int] = []
+    errors: list[Exception] = []
+
+    def work(item: int) -> None:
+        started.append(item)
+        if item == 0:
+            raise ValueError("item 0")
+        time.sleep(0.02)
+
+    def run() -> None:
+        try:
+            in_threads(work, list(range(10_000)), threads=2, window=64)
+        except ValueError as error:
+            errors.append(error)
+
+    within(10, run)
+    assert [str(error) for error in errors] == ["item 0"]
+    assert len(started) < 32
