@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import re
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 import click
+from pyarrow import fs
 from rich.console import Console
 from rich.table import Table
 
 from .errors import MixError
-from .manifest import Manifest, exact
+from .manifest import Manifest, ManifestError, exact
 from .plan import Plan
 from .plan import plan as make_plan
-from .shard import shard_name
+from .shard import SHARDS, shard_name
 from .storage import Folder
 from .verify import Origin, origins
 from .verify import verify as find_faults
@@ -32,13 +36,19 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (MixError, IndexError) as error:
+        except (MixError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise  # whoever read our output has seen enough
             click.echo(f"error: {error}", err=True)
             sys.exit(1)
         except KeyboardInterrupt:
-            click.echo("\ninterrupted; the same command goes on where it stopped", err=True)
-            # Threads that still encode would hold the process for a shard more.
-            os._exit(130)
+            _end_interrupted("")
+
+
+def _end_interrupted(hint: str) -> NoReturn:
+    click.echo(f"\ninterrupted{hint}", err=True)
+    # At once: threads that are at work would hold the process until they are done.
+    os._exit(130)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,8 +58,9 @@ def main() -> None:
 
 
 def _console() -> Console:
-    # A table that is piped keeps its columns: 200 is wide enough for every one of ours.
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    # A table that is piped keeps its columns whole, and a name in brackets is no style of ours.
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 @main.command()
@@ -75,8 +86,8 @@ def _show_plan(preview: dict[str, Any]) -> None:
             entry["name"],
             f"{entry['rows']:,}",
             str(entry["weight"]),
-            f"{entry['share_asked']:.4%}",
-            f"{entry['share_given']:.4%}",
+            _percent(entry["share_asked"]),
+            _percent(entry["share_given"]),
             f"{entry['rows_used']:,}",
             f"{entry['epochs']:.3f}",
             f"{first:,}"
@@ -96,8 +107,16 @@ def _show_plan(preview: dict[str, Any]) -> None:
         + f"\norder {preview['order_id'][:16]}  bytes {preview['bytes_id'][:16]}",
         soft_wrap=True,
     )
+    _warn(preview)
+
+
+def _warn(preview: dict[str, Any]) -> None:
     for warning in preview["warnings"]:
         click.echo(f"warning: {warning}", err=True)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.4%}" if share == 0 or share >= 1e-6 else f"{100 * share:.1e}%"
 
 
 def _bytes(count: float) -> str:
@@ -118,7 +137,7 @@ def _bytes(count: float) -> str:
     is_flag=True,
     help="Local paths mean the same folder on every worker of a remote runner.",
 )
-@click.option("--quiet", is_flag=True, help="Show no plan and no progress.")
+@click.option("--quiet", is_flag=True, help="Show nothing but warnings and errors.")
 @click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 def build(
     config: str,
@@ -134,13 +153,16 @@ def build(
     Without a --runner the work is done on this machine, on all cores. A build that was stopped
     goes on where it was: the shards that stand whole are kept.
     """
+    if config.startswith("-"):
+        raise click.UsageError(f"CONFIG comes first, and Beam's options after it; found {config}")
     mix = make_plan(config)
-    if not quiet:
-        _show_plan(mix.preview())
+    (_warn if quiet else _show_plan)(mix.preview())
     begun = time.monotonic()
+    stood = {} if quiet else _stamps(mix.folder)
     manifest = _run_build(
         mix,
         quiet,
+        overwrite,
         lambda transforms: transforms.build(
             mix,
             beam_options,
@@ -151,14 +173,23 @@ def build(
         ),
     )
     if not quiet:
+        kept = len(stood.items() & _stamps(mix.folder).items())
+        stood_whole = f" ({kept:,} stood whole and were kept)" if kept else ""
         click.echo(
-            f"built {mix.folder.root}: {manifest.layout.num_shards:,} shards, "
+            f"built {mix.folder.root}: {manifest.layout.num_shards:,} shards{stood_whole}, "
             f"{int(manifest.document['num_rows']):,} rows, "
             f"{_bytes(int(manifest.document['num_bytes']))} in {time.monotonic() - begun:.1f} s"
         )
 
 
-def _run_build(mix: Plan, quiet: bool, run: Callable[[Any], Manifest]) -> Manifest:
+def _stamps(folder: Folder) -> dict[str, tuple[int, Any]]:
+    """Size and time of writing of every shard that stands."""
+    selector = fs.FileSelector(folder.path(SHARDS), allow_not_found=True)
+    found = folder.filesystem.get_file_info(selector)
+    return {info.path: (info.size, info.mtime_ns) for info in found if info.is_file}
+
+
+def _run_build(mix: Plan, quiet: bool, overwrite: bool, run: Callable[[Any], Manifest]) -> Manifest:
     """Import Beam, which takes seconds and sets up logging of its own, and build under a watch."""
     logging.disable(logging.WARNING)
     from . import transforms
@@ -166,12 +197,38 @@ def _run_build(mix: Plan, quiet: bool, run: Callable[[Any], Manifest]) -> Manife
     logging.disable(logging.NOTSET)
     logging.getLogger().handlers.clear()
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
-    if quiet:
-        return run(transforms)
-    from .progress import Watch
+    logging.getLogger().handlers[0].addFilter(_not_ours)
+    watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if not quiet:
+        from .progress import Watch
 
-    with Watch(mix):
+        watch = Watch(mix, overwrite)
+    with watch, _interrupts_end(watch):
         return run(transforms)
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    """Whether a log record is of no error of ours: those end the command in one line anyway."""
+    return not re.search(r"\bpipeline\.[\w.]+Error: ", logging.Formatter().format(record))
+
+
+@contextlib.contextmanager
+def _interrupts_end(watch: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    """Let Ctrl-C end the process in here: Beam would take it for an error of one of its steps."""
+
+    def end(*_: Any) -> NoReturn:
+        watch.__exit__(None, None, None)  # which gives a terminal its cursor back
+        _end_interrupted("; the same command goes on where it stopped")
+
+    # An interrupt that whoever started us ignores or handles is left to them.
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @main.command()
@@ -189,8 +246,7 @@ def inspect(out: str, shard: int | None, batch: int | None, as_json: bool) -> No
         click.echo(json.dumps(manifest.document, indent=2) if as_json else _summary(manifest))
         return
     if shard is not None:
-        if not 0 <= shard < manifest.layout.num_shards:
-            raise IndexError(f"shard {shard} is outside 0..{manifest.layout.num_shards - 1}")
+        _within("shard", shard, manifest.layout.num_shards)
         first, count = manifest.layout.shard(shard)
         record = manifest.shards(folder)[shard]
         title = (
@@ -200,6 +256,7 @@ def inspect(out: str, shard: int | None, batch: int | None, as_json: bool) -> No
         state: Any = manifest.states(folder)[shard]
     else:
         assert batch is not None
+        _within("batch", batch, manifest.layout.num_batches)
         first, count, state = batch, 1, None
         title = f"batch {batch:,}, in {shard_name(batch // manifest.layout.batches_per_shard)}"
     pieces = origins(folder, manifest, first, count)
@@ -212,6 +269,11 @@ def inspect(out: str, shard: int | None, batch: int | None, as_json: bool) -> No
     if state is not None:
         console.print(f"state before it: {json.dumps(exact(state))}", soft_wrap=True)
     console.print(_origins_table(pieces))
+
+
+def _within(what: str, number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise MixError(f"{what} {number} is outside 0..{count - 1}")
 
 
 def _origins_table(pieces: list[Origin]) -> Table:
@@ -231,6 +293,13 @@ def _origins_table(pieces: list[Origin]) -> Table:
 
 
 def _summary(manifest: Manifest) -> str:
+    try:
+        return _summary_of(manifest)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ManifestError(f"the manifest cannot be shown: it is damaged: {error!r}") from error
+
+
+def _summary_of(manifest: Manifest) -> str:
     document, layout = manifest.document, manifest.layout
     lines = [
         f"{document['mixture']['kind']} mix: {layout.num_batches:,} batches, "
@@ -243,8 +312,8 @@ def _summary(manifest: Manifest) -> str:
     ]
     width = max(len(entry["name"]) for entry in document["datasets"])
     lines += [
-        f"  {entry['name']:{width}}  weight {entry['weight']}, {entry['share_given']:.4%} of the "
-        f"mix, {int(entry['rows_used']):,} rows ({entry['epochs']:.3f} epochs of "
+        f"  {entry['name']:{width}}  weight {entry['weight']}, {_percent(entry['share_given'])} of "
+        f"the mix, {int(entry['rows_used']):,} rows ({entry['epochs']:.3f} epochs of "
         f"{int(entry['rows']):,})"
         for entry in document["datasets"]
     ]
@@ -270,5 +339,6 @@ def verify(out: str, sources: bool, as_json: bool) -> None:
         click.echo(
             f"{out} is whole: {manifest.layout.num_shards:,} shards, "
             f"{int(manifest.document['num_rows']):,} rows, every row where the mixture puts it"
+            + (", and as the sources give it" if sources else "")
         )
     sys.exit(1 if faults else 0)

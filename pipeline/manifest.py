@@ -250,7 +250,10 @@ class Manifest:
             version = str(document["format_version"])
             major = int(version.split(".")[0])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ManifestError(f"{where}: is no manifest of a mix ({error!r:.200})") from error
+            raise ManifestError(
+                f"{where}: is no manifest of a mix ({error!r:.200}); restore the file, or build "
+                "with --overwrite"
+            ) from error
         if major > int(FORMAT_VERSION.split(".")[0]):
             raise ManifestError(
                 f"{where}: has format_version {version}, but this mixshards reads up to "

@@ -13,7 +13,7 @@ import fcntl
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -104,7 +104,8 @@ class PublishManifest(beam.PTransform):
     def expand(self, records: Any) -> Any:
         return (
             records
-            | "Records" >> beam.combiners.ToList()  # [run record, ..]
+            | "Together" >> beam.Map(_keyed).with_output_types(tuple[int, RunRecord])
+            | "Gather" >> beam.GroupByKey()  # (0, [run record, ..])
             | "Commit" >> beam.Map(_commit, path=self.path).with_output_types(int)
         )
 
@@ -151,8 +152,12 @@ class _WriteSpan(beam.DoFn):
                 raise
 
 
-def _commit(records: list[RunRecord], path: str) -> int:
-    plan = Plan.load(Folder.at(path))
+def _keyed(record: RunRecord) -> tuple[int, RunRecord]:
+    return 0, record
+
+
+def _commit(together: tuple[int, Iterable[RunRecord]], path: str) -> int:
+    plan, records = Plan.load(Folder.at(path)), together[1]
     commit(plan, itertools.chain.from_iterable(records))
     return plan.layout.num_shards
 
@@ -178,7 +183,7 @@ def build(
     Shards that stand whole from an earlier build of the same plan are kept. ``beam_options`` are
     command-line options of Beam; without a runner among them the work is done in this process.
     ``threads`` a worker write runs of ``run_shards`` shards each; by default all cores are used,
-    and each thread gets a few runs. ``shared_filesystem`` says that a local output path means the
+    and each thread gets one run. ``shared_filesystem`` says that a local output path means the
     same folder on every worker of a remote runner.
 
     Raises:
@@ -204,11 +209,11 @@ def build(
 
 
 def default_run_shards(shards: int, threads: int, local: bool) -> int:
-    """Shards in a run: a few runs a thread, so that threads end together and cursors open rarely.
+    """Shards in a run. Here: one run a thread, since every run decodes its first row groups anew.
 
     A remote runner has no known number of workers: short runs let it spread and retry them.
     """
-    return max(1, min(8, shards)) if not local else max(1, -(-shards // (4 * threads)))
+    return -(-shards // threads) if local else min(8, shards)
 
 
 def parse_options(flags: Sequence[str]) -> PipelineOptions:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from mixcore import RowMap
+from mixcore import Mixture, RowMap, State
 
 from .errors import MixError
-from .manifest import Manifest, ManifestError
+from .manifest import (
+    ALGORITHM_VERSION,
+    MANIFEST,
+    PLAN,
+    SOURCES_SCHEMA,
+    Manifest,
+    ManifestError,
+    exact,
+)
 from .shard import (
     PROVENANCE,
     SHARDS,
@@ -39,7 +49,10 @@ class Fault:
         return f"{self.file}: {self.reason}"
 
 
-def verify(path: str, sources: bool = False, threads: int = 2) -> list[Fault]:
+_TABLES = ("sources", "shards", "states")
+
+
+def verify(path: str | os.PathLike[str], sources: bool = False, threads: int = 2) -> list[Fault]:
     """All faults of a mix, [] for a whole one.
 
     Checks tables and shards: that they are there, their sizes, digests, page checksums, row counts
@@ -51,26 +64,41 @@ def verify(path: str, sources: bool = False, threads: int = 2) -> list[Fault]:
     Raises:
         ManifestError: there is no finished mix, or its manifest cannot be read.
     """
-    folder = Folder.at(path)
+    folder = Folder.at(os.fspath(path))
     manifest = Manifest.load(folder)
+    algorithm = manifest.document.get("algorithm_version")
+    if algorithm != ALGORITHM_VERSION:
+        raise ManifestError(
+            f"{folder.root}/{MANIFEST}: has algorithm_version {algorithm!r}, but this mixshards "
+            f"knows {ALGORITHM_VERSION}; verify with the mixshards that built the mix"
+        )
+    mixture = manifest.mixture()
     faults: list[Fault] = []
-    for kind in manifest.document["tables"]:
+    if manifest.rows_per_batch != mixture.rows_per_batch:
+        faults.append(
+            Fault(
+                MANIFEST,
+                f"has mixture.rows_per_batch {manifest.rows_per_batch}, but the mixture gives "
+                f"{mixture.rows_per_batch}",
+            )
+        )
+    for kind in dict.fromkeys([*_TABLES, *manifest.document["tables"]]):
         try:
-            manifest.table_bytes(folder, kind)
+            # Of a table that a newer minor version added, only the bytes are known.
+            (manifest.table if kind in _TABLES else manifest.table_bytes)(folder, kind)
         except MixError as error:
-            faults.append(Fault(manifest.document["tables"][kind]["path"], str(error)))
+            entry = manifest.document["tables"].get(kind)
+            faults.append(Fault(entry["path"] if entry else MANIFEST, str(error)))
     if faults:
         return faults
+    faults.extend(_counts(folder, manifest))
+    if faults:
+        return faults
+    faults.extend(_sources(folder, manifest))
     faults.extend(_strays(folder, manifest))
-    records = manifest.shards(folder)
-    if len(records) != manifest.layout.num_shards:
-        raise ManifestError(
-            f"{folder.root}: the shards table has {len(records)} rows, "
-            f"the manifest says {manifest.layout.num_shards}"
-        )
-    check = _Check(folder, manifest)
-
+    check = _Check(folder, manifest, mixture)
     faults.extend(check.states())
+    records = manifest.shards(folder)
     for found in in_threads(check.shard, records, threads):
         faults.extend(found)
     if sources:
@@ -78,19 +106,110 @@ def verify(path: str, sources: bool = False, threads: int = 2) -> list[Fault]:
     return faults
 
 
+def _counts(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
+    """The shards table held against the layout, and the manifest's totals against the table."""
+    layout = manifest.layout
+    name = manifest.document["tables"]["shards"]["path"]
+    try:
+        records = manifest.shards(folder)
+    except MixError as error:
+        yield Fault(name, str(error))
+        return
+    if len(records) != layout.num_shards:
+        yield Fault(
+            name,
+            f"has {len(records)} rows, but the manifest's layout makes {layout.num_shards} shards",
+        )
+        return
+    files = manifest.table(folder, "shards", ["file"]).column(0).to_pylist()
+    for record, file in zip(records, files, strict=True):
+        first, batches = layout.shard(record.shard)
+        rows = manifest.group_rows(record.shard)
+        found = (file, record.first_batch, record.num_batches, record.num_rows)
+        expected = (
+            shard_name(record.shard),
+            first,
+            batches,
+            record.num_rows if rows is None else sum(rows),
+        )
+        if found != expected:
+            yield Fault(
+                name,
+                f"row {record.shard} has file, first_batch, num_batches and num_rows {found}, "
+                f"expected {expected}",
+            )
+    totals = {
+        "num_shards": len(records),
+        "num_rows": sum(record.num_rows for record in records),
+        "num_bytes": sum(record.bytes for record in records),
+    }
+    for key, total in exact(totals).items():
+        if manifest.document.get(key) != total:
+            yield Fault(
+                MANIFEST,
+                f"has {key} {manifest.document.get(key)!r}, but the shards table gives {total}",
+            )
+
+
 def _against_sources(folder: Folder, records: list[ShardRecord]) -> Iterator[Fault]:
     # Only this needs what building needs, so a trainer's install can do all the rest.
     from .gather import RunWriter
     from .plan import Plan
 
-    writer = RunWriter(Plan.load(folder))
-    for shard, sha256 in writer.rehash(0, len(records)):
-        if sha256 != records[shard].sha256:
-            yield Fault(
-                shard_name(shard),
-                f"is not what its sources give: written anew it has sha256 {sha256}, "
-                f"recorded is {records[shard].sha256}",
-            )
+    try:
+        writer = RunWriter(Plan.load(folder))
+    except Exception as error:  # whatever a damaged plan brings forth
+        yield Fault(PLAN, f"cannot be used to write the shards anew: {_told(error)}")
+        return
+    failed: dict[str, list[int]] = {}
+    shard = 0
+    while shard < len(records):
+        try:
+            for at, sha256 in writer.rehash(shard, len(records)):
+                if sha256 != records[at].sha256:
+                    yield Fault(
+                        shard_name(at),
+                        f"is not what its sources give: written anew it has sha256 {sha256}, "
+                        f"recorded is {records[at].sha256}",
+                    )
+                shard = at + 1
+        except Exception as error:
+            failed.setdefault(_told(error), []).append(shard)
+            shard += 1
+    for reason, shards in failed.items():
+        more = f" (and {len(shards) - 1} more shards)" if len(shards) > 1 else ""
+        yield Fault(shard_name(shards[0]), f"cannot be written anew{more}: {reason}")
+
+
+def _told(error: Exception) -> str:
+    """What a person reads of an error; of one that is not ours, its kind as well."""
+    return str(error) if isinstance(error, MixError | OSError) else repr(error)
+
+
+def _sources(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
+    """Where the sources table does not give each dataset the rows that the manifest says."""
+    name = manifest.document["tables"]["sources"]["path"]
+    table = manifest.table(folder, "sources")
+    if table.schema != SOURCES_SCHEMA:
+        yield Fault(name, f"has columns {table.schema.names}, expected {SOURCES_SCHEMA.names}")
+        return
+    files: dict[str, list[tuple[int, int]]] = {}
+    for row in table.select(["dataset", "first_row", "rows"]).to_pylist():
+        files.setdefault(row["dataset"], []).append((row["first_row"], row["rows"]))
+    if tuple(files) != manifest.names:
+        yield Fault(name, f"has the datasets {[*files]}, the manifest {[*manifest.names]}")
+        return
+    for entry in manifest.document["datasets"]:
+        try:
+            start, stop = map(int, entry["row_range"])
+            ends = list(itertools.accumulate(rows for _, rows in files[entry["name"]]))
+            begins = [begin for begin, _ in files[entry["name"]]]
+            whole = begins == [end - start for end in [0, *ends[:-1]]] and stop <= ends[-1]
+            if not whole or stop - start != int(entry["rows"]):
+                raise MixError(f"rows {start} to {stop} are asked of files that hold {ends[-1]}")
+        except (MixError, LookupError, TypeError, ValueError) as error:
+            reason = f"dataset {entry['name']!r}: its files do not give its rows: {_told(error)}"
+            yield Fault(name, reason)
 
 
 def _strays(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
@@ -103,11 +222,12 @@ def _strays(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
 class _Check:
     """Checks shards of one mix; used from several threads."""
 
-    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+    def __init__(self, folder: Folder, manifest: Manifest, mixture: Mixture) -> None:
         self._folder = folder
         self._manifest = manifest
         self._states = manifest.states(folder)
-        self._mixture = manifest.mixture()
+        self._mixture = mixture
+        self._true_states: dict[int, State] = {}
         self._names = pa.array(manifest.names, pa.string())
 
     def states(self) -> Iterator[Fault]:
@@ -115,12 +235,17 @@ class _Check:
         name = self._manifest.document["tables"]["states"]["path"]
         boundaries = self._manifest.layout.boundaries()
         for boundary, expected in enumerate(self._mixture.states(boundaries)):
-            if boundary >= len(self._states):
-                yield Fault(name, f"ends before boundary {boundary}")
-                return
-            found = self._states[boundary]
+            try:
+                found: State | str = self._states[boundary]
+            except (MixError, IndexError) as error:
+                found = f"unknown ({error})"
             if found != expected:
+                # Shards are held against the mixture's own, so that each fault is told once.
+                self._true_states[boundary] = expected
                 yield Fault(name, f"boundary {boundary} is {found}, the mixture's is {expected}")
+        count = self._manifest.layout.num_shards + 1
+        if len(self._states) > count:
+            yield Fault(name, f"has {len(self._states)} boundaries, expected {count}")
 
     def shard(self, record: ShardRecord) -> list[Fault]:
         """Faults of one shard."""
@@ -139,8 +264,8 @@ class _Check:
                 self._rows(file, record, name)
         except FileNotFoundError:
             yield Fault(name, "is missing")
-        except (MixError, pa.ArrowException, OSError) as error:
-            yield Fault(name, str(error).removeprefix(f"{name}: "))
+        except Exception as error:  # whatever a decoder makes of damaged bytes
+            yield Fault(name, _told(error).removeprefix(f"{name}: "))
 
     def _rows(self, file: pa.NativeFile, record: ShardRecord, name: str) -> None:
         """Decode a shard and hold every row's provenance against the mixture. Raises ShardError."""
@@ -152,7 +277,8 @@ class _Check:
         columns = describe(parquet.schema_arrow)
         if columns != manifest.document["schema"]:
             raise ShardError(f"{name}: has schema {columns}, expected that of the manifest")
-        rows = self._mixture.rows(self._states[record.shard], batches)
+        state = self._true_states.get(record.shard) or self._states[record.shard]
+        rows = self._mixture.rows(state, batches)
         for group, (start, stop) in enumerate(layout.groups(batches)):
             part = slice(*np.searchsorted(rows.batch, (start, stop)))
             planned = provenance(
@@ -189,6 +315,7 @@ def origins(folder: Folder, manifest: Manifest, first_batch: int, num_batches: i
 
     Raises:
         IndexError: the batches are not all in the mix.
+        ManifestError: the tables are damaged, or are not those of this mix.
     """
     layout = manifest.layout
     if first_batch < 0 or num_batches < 1 or first_batch + num_batches > layout.num_batches:
@@ -198,14 +325,23 @@ def origins(folder: Folder, manifest: Manifest, first_batch: int, num_batches: i
         )
     shard = first_batch // layout.batches_per_shard
     start, _ = layout.shard(shard)
-    state = manifest.states(folder)[shard]
-    row_map = manifest.mixture().rows(state, first_batch - start + num_batches)
+    states = manifest.states(folder)
+    try:
+        row_map = manifest.mixture().rows(states[shard], first_batch - start + num_batches)
+    except (IndexError, ValueError) as error:
+        raise ManifestError(
+            f"{folder.root}: its states and its mixture do not agree: {error}; `mixshards verify` "
+            "lists all faults"
+        ) from error
     sources = manifest.table(folder, "sources").to_pydict()
     files: dict[str, list[tuple[int, int, str]]] = {}
     for name, path, rows, first in zip(
         sources["dataset"], sources["path"], sources["rows"], sources["first_row"], strict=True
     ):
         files.setdefault(name, []).append((first, first + rows, path))
+    lacking = [name for name in manifest.names if name not in files]
+    if lacking:
+        raise ManifestError(f"{folder.root}: its sources table has no file of {lacking[0]!r}")
     return list(_pieces(row_map, start, first_batch, manifest.names, files))
 
 

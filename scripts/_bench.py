@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 # Nothing heavy is imported here: a process starts with the peak memory of the one that started it.
 
@@ -57,6 +57,7 @@ class Measured(NamedTuple):
 
 
 Job = Callable[[], Timed]
+T = TypeVar("T")
 
 
 def timed(work: Callable[[], float]) -> Timed:
@@ -70,6 +71,12 @@ def _measured(job: Job) -> tuple[Timed, float]:
     result = job()
     unit = 1 if sys.platform == "darwin" else 1024
     return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def in_process(work: Callable[[], T]) -> T:
+    """Do something in a process of its own; what it returns."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work).result()
 
 
 def fresh(*jobs: Job) -> list[Measured]:
@@ -175,19 +182,6 @@ def workspace(options: argparse.Namespace) -> Iterator[Path]:
         yield Path(folder)
 
 
-def completed(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """What ``make`` says of the folder that it fills in a process of its own, unless it is full."""
-    marker = folder / _COMPLETE
-    if not marker.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        print(f"making {folder} ..", file=sys.stderr, flush=True)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            marker.write_text(json.dumps(pool.submit(make, folder).result()))
-    found: dict[str, Any] = json.loads(marker.read_text())
-    return found
-
-
 def sources(
     root: Path, gigabytes: float, shares: Sequence[int], files: int
 ) -> tuple[Path, dict[str, Any]]:
@@ -195,7 +189,14 @@ def sources(
     total = gigabytes * 1e9 / _ROW_BYTES
     rows = [max(files, round(total * share / sum(shares))) for share in shares]
     folder = root / f"sources-{len(shares)}x{files}-{sum(rows)}"
-    found = completed(folder, partial(_make_sources, rows=rows, files=files))
+    marker = folder / _COMPLETE
+    if not marker.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        print(f"making {folder} ..", file=sys.stderr, flush=True)
+        made = in_process(partial(_make_sources, folder, rows, files))
+        marker.write_text(json.dumps(made))
+    found: dict[str, Any] = json.loads(marker.read_text())
     size = f"{found['arrow_bytes'] / 1e9:.2f} GB in Arrow, {found['file_bytes'] / 1e9:.2f} in files"
     print(f"sources: {len(rows)} datasets, {sum(rows):,} rows, {size}")
     for path in sorted(folder.rglob("*.parquet")):
@@ -203,15 +204,13 @@ def sources(
     return folder, found
 
 
-def config(
-    folder: Path, found: Mapping[str, Any], output: Path, **settings: object
-) -> dict[str, Any]:
-    """A mix of all rows of all datasets, once."""
+def config(folder: Path, found: Mapping[str, Any], **settings: object) -> dict[str, Any]:
+    """A mix of all rows of all datasets, once; it lacks an output."""
     datasets = {
         name: {"path": f"{folder}/{name}/*.parquet", "weight": rows}
         for name, rows in found["rows"].items()
     }
-    return {"output": str(output), "on_exhausted": "stop", "datasets": datasets, **settings}
+    return {"on_exhausted": "stop", "datasets": datasets, **settings}
 
 
 def _make_sources(folder: Path, rows: Sequence[int], files: int) -> dict[str, Any]:
