@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -77,31 +78,19 @@ def assemble(
 
 
 @contextlib.contextmanager
-def _removed_on_error(scratch: str) -> Iterator[None]:
-    """Leave no scratch file behind what could not be finished."""
+def _writing(scratch: str, shard: int) -> Iterator[None]:
+    """Name the shard in what the operating system says, and leave no scratch behind an error."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.remove(scratch)
-        raise
-
-
-@contextlib.contextmanager
-def _writing(shard: int) -> Iterator[None]:
-    """Name the shard in what the operating system says of writing it."""
-    try:
-        yield
-    except OSError as error:
+        if not isinstance(error, OSError):
+            raise
         raise BuildError(
             f"{shard_name(shard)}: cannot be written: {error}; the shards that stand are kept, "
             "and the same build goes on from them"
         ) from error
-
-
-def _told(done: Callable[[ShardRecord], None], record: ShardRecord) -> ShardRecord:
-    done(record)
-    return record
 
 
 class RunWriter:
@@ -125,43 +114,43 @@ class RunWriter:
             )
 
     def write(
-        self, start: int, stop: int, done: Callable[[ShardRecord], None] = lambda record: None
+        self, start: int, stop: int, cancelled: threading.Event | None = None
     ) -> list[ShardRecord]:
         """Write the shards ``start`` to ``stop`` that do not stand yet; a record of every one.
 
         Source row groups are decoded once a run. While a shard is read back, hashed and put in
-        place on a second thread, the next one is encoded. ``done`` is told of each.
+        place on a second thread, the next one is encoded. Once ``cancelled`` is set, no further
+        shard is begun.
 
         Raises:
             SourceError: a source is gone, damaged, or not the planned one.
             BuildError: a shard did not read back as planned.
         """
         cursors = self._cursors()
-        records: list[Future[ShardRecord]] = []
-
-        def finish(scratch: str, footer: Footer) -> ShardRecord:
-            with _removed_on_error(scratch), _writing(footer.shard):
-                record = self._finish(scratch, footer)
-            done(record)
-            return record
-
+        records: list[ShardRecord] = []
+        pending: Future[ShardRecord] | None = None
         with ThreadPoolExecutor(1) as second:
             try:
                 for shard in range(start, stop):
+                    if cancelled is not None and cancelled.is_set():
+                        break
                     footer = self.footer(shard)
                     found = self._standing.find(footer)
-                    if found is not None:
-                        records.append(second.submit(_told, done, found))
-                        continue
-                    row_map = self._mixture.rows(self._states[shard], footer.num_batches)
-                    scratch = self._plan.folder.scratch(shard_name(shard))
-                    with _removed_on_error(scratch), _writing(footer.shard):
-                        self.encode(scratch, footer, row_map, cursors)
-                    if len(records) > 1:
-                        # At most one shard waits to be hashed, and its error stops the run here.
-                        records[-1].result()
-                    records.append(second.submit(finish, scratch, footer))
-                return [record.result() for record in records]
+                    if found is None:
+                        row_map = self._mixture.rows(self._states[shard], footer.num_batches)
+                        scratch = self._plan.folder.scratch(shard_name(shard))
+                        with _writing(scratch, shard):
+                            self.encode(scratch, footer, row_map, cursors)
+                    if pending is not None:
+                        records.append(pending.result())
+                        pending = None
+                    if found is None:
+                        pending = second.submit(self._finish, scratch, footer)
+                    else:
+                        records.append(found)
+                if pending is not None:
+                    records.append(pending.result())
+                return records
             finally:
                 cursors.close()
 
@@ -217,17 +206,18 @@ class RunWriter:
     def _finish(self, scratch: str, footer: Footer) -> ShardRecord:
         """Read a scratch file back, hold it against the plan, and put it in place in one step."""
         name = shard_name(footer.shard)
-        try:
-            parquet, found = open_shard(scratch, name)
-            with parquet:
-                rows = parquet.metadata.num_rows
-                expected = self._plan.manifest.group_rows(footer.shard)
-                check_shard(parquet, found, footer, expected, name)
-            with open(scratch, "rb") as file:
-                sha256, size = file_sha256(file)
-        except (ShardError, OSError) as error:
-            raise BuildError(f"what was just written did not read back: {error}") from error
-        self._plan.folder.place(scratch, name)
+        with _writing(scratch, footer.shard):
+            try:
+                parquet, found = open_shard(scratch, name)
+                with parquet:
+                    rows = parquet.metadata.num_rows
+                    expected = self._plan.manifest.group_rows(footer.shard)
+                    check_shard(parquet, found, footer, expected, name)
+                with open(scratch, "rb") as file:
+                    sha256, size = file_sha256(file)
+            except ShardError as error:
+                raise BuildError(f"what was just written did not read back: {error}") from error
+            self._plan.folder.place(scratch, name)
         record = ShardRecord(
             footer.shard, footer.first_batch, footer.num_batches, rows, size, sha256
         )

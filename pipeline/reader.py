@@ -423,12 +423,9 @@ class _Decoder:
             file = self._folder.open(name)
         except OSError as error:
             raise ShardError(f"{where}: cannot be opened: {error}") from error
-        try:
-            parquet, footer = open_shard(
-                file, where, pre_buffer=not self._folder.local, page_checksum_verification=True
-            )
-        except UnicodeError as error:
-            raise ShardError(f"{where}: its footer is damaged: {error}; {_MEND}") from error
+        parquet, footer = open_shard(
+            file, where, pre_buffer=not self._folder.local, page_checksum_verification=True
+        )
         first, batches = self._layout.shard(shard)
         expected = Footer(self._manifest.bytes_id, shard, first, batches)
         check_shard(parquet, footer, expected, self._manifest.group_rows(shard), where)

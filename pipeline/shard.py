@@ -204,7 +204,7 @@ def open_shard(
     """
     try:
         parquet = pq.ParquetFile(file, **options)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ShardError(f"{where}: cannot be opened as Parquet: {error}") from error
     return parquet, Footer.decode(parquet.metadata.metadata, where)
 

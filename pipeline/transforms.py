@@ -13,8 +13,9 @@ import fcntl
 import itertools
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NoReturn
 
 import apache_beam as beam
@@ -72,7 +73,7 @@ class SpansOfShards(beam.PTransform):
         ranges = [(0, self.num_shards, self.span_shards, self.run_shards)]
         return (
             root
-            | "Ranges" >> beam.Create(ranges)  # (first, past the last, span, run)
+            | "Ranges" >> beam.Create(ranges, reshuffle=False)  # (first, past the last, span, run)
             | "Spans" >> beam.FlatMap(_split).with_output_types(Span)
             | "Spread" >> beam.Reshuffle()
         )
@@ -142,14 +143,20 @@ class _WriteSpan(beam.DoFn):
         self._writer = RunWriter(Plan.load(Folder.at(self._path)), self._threads)
 
     def process(self, span: Span) -> Iterator[RunRecord]:
+        cancelled = threading.Event()
         with ThreadPoolExecutor(self._threads) as pool:
-            runs = [pool.submit(self._writer.write, *run) for run in runs_of(span)]
             try:
-                for run in runs:
-                    yield tuple(run.result())
+                runs = [pool.submit(self._writer.write, *run, cancelled) for run in runs_of(span)]
+                done, _ = wait(runs, return_when=FIRST_EXCEPTION)
+                for run in done:
+                    run.result()
             except BaseException:
+                # The other threads end with the shards that they are at.
+                cancelled.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
+        for run in runs:
+            yield tuple(run.result())
 
 
 def _keyed(record: RunRecord) -> tuple[int, RunRecord]:
@@ -204,6 +211,8 @@ def build(
         try:
             pipeline.run().wait_until_finish()
         except Exception as error:
+            if any(isinstance(seen, KeyboardInterrupt) for seen in _chain(error)):
+                raise KeyboardInterrupt from error
             raise BuildError(_reason(error)) from error
         return Manifest.load(plan.folder)
 
@@ -274,17 +283,21 @@ def _runner(options: PipelineOptions) -> str:
 
 def _reason(error: BaseException) -> str:
     """What a person needs of a failed pipeline: our own error where there is one, else the last."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, MixError):
-            return str(seen)
-        seen = seen.__cause__ or seen.__context__
+    ours = [str(seen) for seen in _chain(error) if isinstance(seen, MixError)]
+    text = ours[0] if ours else str(error)
     # Runners hand on a worker's error as the text of its traceback.
-    text = str(error)
     at = [found.start() for found in re.finditer(r"^pipeline\.[\w.]+Error: ", text, re.MULTILINE)]
     if at:
         text = text[at[-1] :].split(": ", 1)[1]
     return re.sub(r"\s*\[while running '[^']*'\]", "", text).strip()
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and the errors that it came of."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
 
 
 @contextlib.contextmanager
