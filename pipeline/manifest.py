@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -70,6 +70,55 @@ def identity(value: Any) -> str:
     """Hex sha256 of a value's canonical JSON: sorted keys, no spaces, exact integers."""
     text = json.dumps(exact(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+DatasetIdentity = tuple[str, Mapping[str, str] | None, Sequence[int], Sequence[tuple[str, int]]]
+"""Of a dataset what its items depend on: name, columns, row range, (digest, rows) of each file."""
+
+
+def order_identity(
+    kind: str, batch_size: int, weights: Sequence[int], datasets: Iterable[DatasetIdentity]
+) -> str:
+    """What decides the order of items, as one digest.
+
+    Length, and what happens at a dataset's end, only say where the order stops: neither is in it.
+    """
+    return identity(
+        {
+            "algorithm_version": ALGORITHM_VERSION,
+            "mixture": {"kind": kind},
+            "weights": weights,
+            "batch_size": batch_size,
+            "datasets": [
+                {
+                    "name": name,
+                    "columns": columns and list(columns.items()),
+                    "rows": rows,
+                    "files": files,
+                }
+                for name, columns, rows, files in datasets
+            ],
+        }
+    )
+
+
+def bytes_identity(
+    order_id: str,
+    schema: Sequence[Mapping[str, Any]],
+    layout: Mapping[str, Any],
+    writer: Mapping[str, Any],
+) -> str:
+    """What decides the bytes of a shard that holds all its batches, as one digest."""
+    shape = {key: value for key, value in layout.items() if key != "num_batches"}
+    return identity(
+        {
+            "order_id": order_id,
+            "format_version": FORMAT_VERSION,
+            "schema": schema,
+            "layout": shape,
+            "writer": writer,
+        }
+    )
 
 
 def to_json(value: Any) -> bytes:

@@ -26,8 +26,9 @@ from .manifest import (
     SOURCES_SCHEMA,
     Manifest,
     ManifestError,
+    bytes_identity,
     exact,
-    identity,
+    order_identity,
     put_table,
     states_table,
     to_json,
@@ -345,31 +346,6 @@ def plan(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Plan:
     )
 
 
-def order_identity(mixture: WeightedMixture, catalog: Catalog) -> str:
-    """What decides the order of items, as one digest.
-
-    Length, and what happens at a dataset's end, only say where the order stops: neither is in it.
-    """
-    allocation = mixture.allocation
-    return identity(
-        {
-            "algorithm_version": ALGORITHM_VERSION,
-            "mixture": {"kind": mixture.state_kind},
-            "weights": allocation.weights,
-            "batch_size": allocation.batch_size,
-            "datasets": [
-                {
-                    "name": dataset.name,
-                    "columns": dataset.columns and list(dataset.columns.items()),
-                    "rows": dataset.rows,
-                    "files": [(file.digest, file.num_rows) for file in dataset.files],
-                }
-                for dataset in catalog.datasets
-            ],
-        }
-    )
-
-
 def _document(
     config: Config,
     catalog: Catalog,
@@ -380,17 +356,21 @@ def _document(
 ) -> dict[str, Any]:
     allocation = mixture.allocation
     columns = describe(schema)
-    order_id = order_identity(mixture, catalog)
-    shape = {key: value for key, value in asdict(layout).items() if key != "num_batches"}
-    bytes_id = identity(
-        {
-            "order_id": order_id,
-            "format_version": FORMAT_VERSION,
-            "schema": columns,
-            "layout": shape,
-            "writer": asdict(options),
-        }
+    order_id = order_identity(
+        mixture.state_kind,
+        allocation.batch_size,
+        allocation.weights,
+        [
+            (
+                dataset.name,
+                dataset.columns,
+                dataset.rows,
+                [(file.digest, file.num_rows) for file in dataset.files],
+            )
+            for dataset in catalog.datasets
+        ],
     )
+    bytes_id = bytes_identity(order_id, columns, asdict(layout), asdict(options))
     num_rows = layout.num_batches * allocation.batch_size
     offsets = allocation.offsets(layout.num_batches)
     most = max(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +15,15 @@ from mixcore import Mixture, RowMap, State
 from .errors import MixError
 from .manifest import (
     ALGORITHM_VERSION,
+    FORMAT_VERSION,
     MANIFEST,
     PLAN,
     SOURCES_SCHEMA,
     Manifest,
     ManifestError,
+    bytes_identity,
     exact,
+    order_identity,
 )
 from .shard import (
     PROVENANCE,
@@ -95,6 +98,8 @@ def verify(path: str | os.PathLike[str], sources: bool = False, threads: int = 2
     if faults:
         return faults
     faults.extend(_sources(folder, manifest))
+    if not faults:
+        faults.extend(_identities(folder, manifest))
     faults.extend(_strays(folder, manifest))
     check = _Check(folder, manifest, mixture)
     faults.extend(check.states())
@@ -210,6 +215,39 @@ def _sources(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
         except (MixError, LookupError, TypeError, ValueError) as error:
             reason = f"dataset {entry['name']!r}: its files do not give its rows: {_told(error)}"
             yield Fault(name, reason)
+
+
+def _identities(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
+    """Where the manifest's identities are not those of what it says."""
+    document = manifest.document
+    files: dict[str, list[tuple[str, int]]] = {}
+    for row in manifest.table(folder, "sources", ["dataset", "digest", "rows"]).to_pylist():
+        files.setdefault(row["dataset"], []).append((row["digest"], row["rows"]))
+    try:
+        order_id = order_identity(
+            document["mixture"]["kind"],
+            int(document["mixture"]["batch_size"]),
+            [int(entry["weight"]) for entry in document["datasets"]],
+            [
+                (
+                    entry["name"],
+                    entry["columns"],
+                    [int(row) for row in entry["row_range"]],
+                    files[entry["name"]],
+                )
+                for entry in document["datasets"]
+            ],
+        )
+        layout, writer = asdict(manifest.layout), document["writer"]
+        bytes_id = bytes_identity(order_id, document["schema"], layout, writer)
+        if document["format_version"] != FORMAT_VERSION:
+            bytes_id = manifest.bytes_id  # another minor version may make it of other things
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        yield Fault(MANIFEST, f"its identities cannot be computed: {error!r}")
+        return
+    for key, expected in (("order_id", order_id), ("bytes_id", bytes_id)):
+        if document[key] != expected:
+            yield Fault(MANIFEST, f"has {key} {document[key]}, but what it says makes {expected}")
 
 
 def _strays(folder: Folder, manifest: Manifest) -> Iterator[Fault]:

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mixcore import Allocation, WeightedMixture
-from pipeline.catalog import Catalog, Dataset, SourceFile
 from pipeline.config import ConfigError
-from pipeline.plan import Plan, PlanError, order_identity, plan
+from pipeline.manifest import order_identity
+from pipeline.plan import Plan, PlanError, plan
 from pipeline.shard import ShardError
 from pipeline.storage import Folder
 
@@ -154,17 +153,9 @@ def test_weights_batch_size_rows_columns_names_and_content_change_the_order(
 
 def test_order_identity_of_this_algorithm_version_is_what_it_was() -> None:
     # Fixed digests stand in for files, so that the identity hangs on our own rules alone.
-    files = (SourceFile("a.parquet", 100, 60, -10, "0" * 64), SourceFile("b", 9, 40, 50, "1" * 64))
-    catalog = Catalog(
-        (
-            Dataset("ä", files, 80, (10, 90), {"text": "body"}),
-            Dataset("no", files[:1], 60, (0, 60), None),
-        ),
-        table("a", 1).schema,
-        "/somewhere",
-    )
-    mixture = WeightedMixture(Allocation({"ä": 2**70, "no": 3}, 512), (80, 60), 7, True)
-    assert order_identity(mixture, catalog) == (
+    files = [("0" * 64, 60), ("1" * 64, 40)]
+    datasets = [("ä", {"text": "body"}, (10, 90), files), ("no", None, (0, 60), files[:1])]
+    assert order_identity("weighted", 512, (2**70, 3), datasets) == (
         "6be1f3c3474b326b5ef559d026bbd18ee147faa82b1309bdd8a8968b9b1e7370"
     )
 

@@ -299,6 +299,8 @@ def test_a_shard_of_another_schema_is_found_when_every_digest_agrees(copy: Path)
         (lambda d: d["layout"].update(batches_per_shard=8), "shards", "5 rows, but .* 4 shards"),
         (lambda d: d["layout"].update(num_batches=31), "shards", "row 4 has .* 28, 2, 16"),
         (lambda d: d["layout"].update(batches_per_row_group=2), "shards", "in 3 row groups, exp"),
+        (lambda d: d.update(order_id="0" * 64), "manifest", "has order_id 0+, but what it says"),
+        (lambda d: d["writer"].update(compression="lz4"), "manifest", "has bytes_id .*, but what"),
         (lambda d: d.update(bytes_id="0" * 64), "shards", r"another build: .*, expected 0{16}\.\."),
         (lambda d: d["schema"][0].update(type="binary"), "shards", "expected that of the manifest"),
         (lambda d: d.update(num_rows=241), "manifest", "has num_rows 241, but .* gives 240"),
