@@ -16,8 +16,9 @@ from pyarrow import fs
 from .errors import MixError
 from .formats import FileScan, format_of, known_suffixes
 from .schema import unify
-from .storage import in_threads, is_local, resolve, split_query
+from .storage import Folder, in_threads, is_local, resolve, split_query
 
+_SHOWN = 20
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -136,49 +137,83 @@ def _raise_unless_missing(error: OSError) -> None:
         raise error
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where the files of a written folder or glob (the one with a pattern) are looked for.
+
+    A file found at a name below ``root`` is written ``prefix + name + query``.
+    """
+
+    filesystem: fs.FileSystem
+    root: str
+    prefix: str
+    query: str
+    pattern: Sequence[str] | None
+
+    def takes(self, name: str) -> bool:
+        """Whether a file at a name below the root is one of the dataset's."""
+        return _is_data(name) and (self.pattern is None or _globbed(name, self.pattern))
+
+
+def _place(written: str, base: str) -> _Place | None:
+    """Where a written path looks for files, None where it is one file.
+
+    Raises:
+        CatalogError: nothing is there, and it is no glob.
+    """
+    filesystem, full = resolve(written, base)
+    info = filesystem.get_file_info(full)
+    if info.is_file:
+        return None
+    stem, query = split_query(written)
+    if info.type != fs.FileType.NotFound:
+        return _Place(filesystem, full, stem.rstrip("/") + "/", query, None)
+    magic = _GLOB.search(stem)
+    if magic is None:
+        raise CatalogError(
+            f"{written}: no such file or folder (looked at {full}); "
+            "a relative path starts at the config's folder"
+        )
+    written_root, slash, tail = stem[: magic.start()].rpartition("/")
+    tail += stem[magic.start() :]
+    root = resolve((written_root + slash + query) or ".", base)[1]
+    pattern = (unquote(tail) if "://" in written else tail).split("/")
+    return _Place(filesystem, root, written_root + slash, query, pattern)
+
+
+def would_take(written: str, base: str, folder: Folder, name: str) -> bool:
+    """Whether a written path would take a file of another folder, once it lies there."""
+    place = _place(written, base)
+    if place is None or not folder.root.startswith(place.root.rstrip("/") + "/"):
+        return False
+    inside = folder.root[len(place.root.rstrip("/")) + 1 :]
+    return bool(place.filesystem == folder.filesystem) and place.takes(f"{inside}/{name}")
+
+
 def _expand(written: str, base: str) -> list[str]:
     """The files that one written path names, as configured, in their order.
 
     Raises:
         CatalogError: nothing is there, or something that no format reads.
     """
-    filesystem, full = resolve(written, base)
-    info = filesystem.get_file_info(full)
-    if info.is_file:
-        if format_of(full) is None:
+    place = _place(written, base)
+    if place is None:
+        if format_of(split_query(written)[0]) is None:
             raise CatalogError(
                 f"{written}: no format reads this file; "
                 f"expected a name that ends in {known_suffixes()}"
             )
         return [written]
-    uri = "://" in written
-    stem, query = split_query(written)
-    pattern = None
-    root, written_root, slash = full, stem.rstrip("/"), "/"
-    if info.type == fs.FileType.NotFound:
-        magic = _GLOB.search(stem)
-        if magic is None:
-            raise CatalogError(
-                f"{written}: no such file or folder (looked at {full}); "
-                "a relative path starts at the config's folder"
-            )
-        written_root, slash, tail = stem[: magic.start()].rpartition("/")
-        tail += stem[magic.start() :]
-        root = resolve((written_root + slash + query) or ".", base)[1]
-        pattern = (unquote(tail) if uri else tail).split("/")
     names = sorted(
-        (
-            name
-            for name in _listing(filesystem, root)
-            if _is_data(name) and (pattern is None or _globbed(name, pattern))
-        ),
+        (name for name in _listing(place.filesystem, place.root) if place.takes(name)),
         key=lambda name: name.encode("utf-8", "surrogateescape"),
     )
     if not names:
-        what = "the folder holds no data file" if pattern is None else "the glob matches no file"
+        folder = place.pattern is None
+        what = "the folder holds no data file" if folder else "the glob matches no file"
         raise CatalogError(
-            f"{written}: {what} (looked at {root}; hidden files and names that begin with '_' "
-            "are passed over)"
+            f"{written}: {what} (looked at {place.root}; hidden files and names that begin "
+            "with '_' are passed over)"
         )
     strange = [name for name in names if name != name.encode(errors="replace").decode()]
     if strange:
@@ -190,7 +225,8 @@ def _expand(written: str, base: str) -> list[str]:
             f"{unknown[0]!r}; expected names that end in {known_suffixes()}: name the data files "
             "with a glob such as 'folder/*.parquet'"
         )
-    return [f"{written_root}{slash}{quote(name) if uri else name}{query}" for name in names]
+    uri = "://" in written
+    return [f"{place.prefix}{quote(name) if uri else name}{place.query}" for name in names]
 
 
 def _files(dataset: str, paths: Sequence[str], base: str) -> list[str]:
@@ -264,29 +300,56 @@ def scan_datasets(specs: Sequence[DatasetSpec], base: str, threads: int = 16) ->
         CatalogError: files are missing, unreadable or doubled, or a dataset has no rows.
         SchemaError: the sources have no common schema.
     """
-    files = [(spec, path) for spec in specs for path in _files(spec.name, spec.paths, base)]
+    files: list[tuple[DatasetSpec, str]] = []
+    problems: list[str] = []
+    for spec in specs:
+        try:
+            files += [(spec, path) for path in _files(spec.name, spec.paths, base)]
+        except CatalogError as error:
+            problems.append(str(error))
 
-    def scan(item: tuple[DatasetSpec, str]) -> FileScan:
+    def scan(item: tuple[DatasetSpec, str]) -> FileScan | str:
         spec, path = item
         try:
             return _scan(path, base)
         except MixError as error:
-            raise CatalogError(f"dataset {spec.name!r}: {error}") from error
+            return f"dataset {spec.name!r}: {error}"
 
+    scans = in_threads(scan, files, threads)
+    problems += [found for found in scans if isinstance(found, str)]
+    _raise_all(problems)
     by_dataset: dict[str, list[tuple[str, FileScan]]] = {spec.name: [] for spec in specs}
     # Thousands of files mostly share one schema, so each is looked at once a dataset.
     schemas: dict[tuple[str, pa.Schema], tuple[str, pa.Schema]] = {}
-    for (spec, path), found in zip(files, in_threads(scan, files, threads), strict=True):
+    for (spec, path), found in zip(files, scans, strict=True):
+        assert not isinstance(found, str)  # those were raised above
         by_dataset[spec.name].append((path, found))
         if (spec.name, found.schema) not in schemas:
             where = f"dataset {spec.name!r}, {path}"
             selected = _select(found.schema, spec.columns, where)
             schemas[spec.name, found.schema] = (where, selected)
+    datasets: list[Dataset] = []
+    for spec in specs:
+        try:
+            datasets.append(_dataset(spec, by_dataset[spec.name]))
+        except CatalogError as error:
+            problems.append(str(error))
+    _raise_all(problems)
     return Catalog(
-        datasets=tuple(_dataset(spec, by_dataset[spec.name]) for spec in specs),
+        datasets=tuple(datasets),
         schema=unify(schemas.values()),
         base=base,
     )
+
+
+def _raise_all(problems: list[str]) -> None:
+    """Raise one error for all that is wrong; of very many the first are enough."""
+    if not problems:
+        return
+    shown = problems[:_SHOWN]
+    if len(problems) > len(shown):
+        shown.append(f".. and {len(problems) - len(shown)} more")
+    raise CatalogError("\n".join(shown))
 
 
 def _dataset(spec: DatasetSpec, scans: Sequence[tuple[str, FileScan]]) -> Dataset:

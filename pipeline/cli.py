@@ -29,6 +29,8 @@ from .verify import Origin, origins
 from .verify import verify as find_faults
 from .version import __version__
 
+_FAULTS = 50
+
 
 class _Commands(click.Group):
     """A group whose commands end in one line for what a person can mend, and a code that tells."""
@@ -99,7 +101,7 @@ def _show_plan(preview: dict[str, Any]) -> None:
     free = preview["free_bytes"]
     console.print(
         f"\n{preview['num_batches']:,} batches of {preview['batch_size']:,} = "
-        f"{preview['num_rows']:,} rows in {preview['num_shards']:,} shards of "
+        f"{preview['num_rows']:,} rows in {preview['num_shards']:,} shard(s) of at most "
         f"{preview['batches_per_shard']:,} batches, {preview['batches_per_row_group']:,} a row "
         f"group (on_exhausted: {preview['on_exhausted']})\n"
         f"about {_bytes(preview['estimated_bytes'])} into {preview['output']}"
@@ -332,8 +334,10 @@ def verify(out: str, sources: bool, as_json: bool) -> None:
         click.echo(json.dumps([asdict(fault) for fault in faults], indent=2))
     elif faults:
         click.echo(f"{len(faults)} fault(s) in {out}:")
-        for fault in faults:
+        for fault in faults[:_FAULTS]:
             click.echo(f"  {fault}")
+        if len(faults) > _FAULTS:
+            click.echo(f"  .. and {len(faults) - _FAULTS} more; --json lists all")
     else:
         manifest = Manifest.load(Folder.at(out))
         click.echo(

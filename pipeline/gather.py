@@ -35,7 +35,7 @@ from .standing import Standing
 _SLICE_ROWS = 12
 
 _OPEN_FILES = 200
-_DECODED_BYTES = 512 << 20
+_DECODED_BYTES = 256 << 20
 
 
 class BuildError(MixError):

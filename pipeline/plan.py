@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from mixcore import Allocation, WeightedMixture
 from mixcore.weighted import batches_filled, batches_until_seen, first_unfillable
 
-from .catalog import Catalog, Dataset, DatasetSpec, SourceFile, scan_datasets
+from .catalog import Catalog, Dataset, DatasetSpec, SourceFile, scan_datasets, would_take
 from .config import DEFAULT_SHARD_BYTES, Config, config_from_dict, load_config
 from .errors import MixError
 from .manifest import (
@@ -33,12 +33,22 @@ from .manifest import (
     states_table,
     to_json,
 )
-from .shard import MAX_SHARDS, SHARDS, Layout, WriterOptions, describe, shard_name, shard_schema
+from .shard import (
+    MAX_SHARDS,
+    SHARDS,
+    Layout,
+    WriterOptions,
+    as_read_back,
+    describe,
+    shard_name,
+    shard_schema,
+)
 from .standing import Standing
 from .storage import Folder
 from .version import __version__
 
 _ROW_GROUP_ROWS = 2048
+_MOST_BATCHES = 10**8
 
 
 class PlanError(MixError):
@@ -252,7 +262,11 @@ class Plan:
             ]
             if len(there) != len(here):
                 found.append(f"{len(there)} source files there, {len(here)} here")
-        return "; ".join(found[:3]) or "the columns of its sources"
+        if not found and exact(theirs["schema"]) != exact(ours["schema"]):
+            found = ["the columns of its sources"]
+        return "; ".join(found[:3]) or (
+            "its bytes_id alone, so what stands there is damaged or of another format"
+        )
 
     def _standing(self) -> Manifest | None:
         """What the folder says is there: the finished mix, or else the plan being built."""
@@ -324,7 +338,7 @@ def plan(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Plan:
         for name, dataset in config.datasets.items()
     ]
     catalog = scan_datasets(specs, base)
-    _check_output_apart(folder, catalog)
+    _check_output_apart(folder, catalog, specs)
     allocation = Allocation(
         dict(zip(config.datasets, config.weights, strict=True)), config.batch_size
     )
@@ -355,7 +369,7 @@ def _document(
     schema: pa.Schema,
 ) -> dict[str, Any]:
     allocation = mixture.allocation
-    columns = describe(schema)
+    columns = describe(as_read_back(schema))
     order_id = order_identity(
         mixture.state_kind,
         allocation.batch_size,
@@ -419,8 +433,15 @@ def _document(
     }
 
 
-def _check_output_apart(folder: Folder, catalog: Catalog) -> None:
-    """Refuse an output folder that holds sources: its shards would become sources themselves."""
+def _check_output_apart(folder: Folder, catalog: Catalog, specs: Sequence[DatasetSpec]) -> None:
+    """Refuse an output folder whose shards would become sources themselves, or that holds some."""
+    for spec in specs:
+        for written in spec.paths:
+            if would_take(written, catalog.base, folder, shard_name(0)):
+                raise PlanError(
+                    f"dataset {spec.name!r}: {written} would take the shards in {folder.root} for "
+                    "data; choose an `output` apart from the sources, or a glob that leaves it out"
+                )
     for dataset in catalog.datasets:
         for file in dataset.files:
             source = Folder.at(file.path, catalog.base)
@@ -439,6 +460,8 @@ def _length(config: Config, allocation: Allocation, catalog: Catalog) -> int:
     """
     rows = [dataset.num_rows for dataset in catalog.datasets]
     step = config.batches_per_step or 1
+    if config.num_batches is None:
+        _check_ends(config, allocation, rows)
     if config.on_exhausted == "repeat":
         if config.num_batches is not None:
             return config.num_batches
@@ -477,6 +500,22 @@ def _length(config: Config, allocation: Allocation, catalog: Catalog) -> int:
             "stop (end there) or repeat (begin such a dataset again)"
         )
     return config.num_batches
+
+
+def _check_ends(config: Config, allocation: Allocation, rows: Sequence[int]) -> None:
+    """Refuse a mix whose length was left to the data, and is beyond what anybody trains on."""
+    batches = [
+        count * allocation.total // (allocation.batch_size * weight)
+        for count, weight in zip(rows, allocation.weights, strict=True)
+    ]
+    decides = max if config.on_exhausted == "repeat" else min
+    length, name, weight = decides(zip(batches, allocation.names, allocation.weights, strict=True))
+    if length > _MOST_BATCHES:
+        raise PlanError(
+            f"dataset {name!r}: at weight {weight} of {allocation.total} it is used up after about "
+            f"{length:,} batches, and only then on_exhausted: {config.on_exhausted} ends the mix; "
+            "set num_batches, or give it more weight"
+        )
 
 
 def _layout(config: Config, allocation: Allocation, catalog: Catalog, num_batches: int) -> Layout:

@@ -343,7 +343,9 @@ def _next_batch(state: Mapping[str, Any], manifest: Manifest) -> int:
     number = state["next_batch"]
     if not isinstance(number, int) or isinstance(number, bool):
         raise ReaderError(f"next_batch must be an integer, found {number!r}")
-    if not 0 <= number <= manifest.layout.num_batches:
+    if number < 0:
+        raise ReaderError(f"next_batch must be at least 0, found {number}")
+    if number > manifest.layout.num_batches:
         raise ReaderError(
             f"the state's next batch is {number}, but the mix has {manifest.layout.num_batches}: "
             "resume from the longer mix of this order that the state was taken from"

@@ -166,7 +166,8 @@ class Cursors:
     def __init__(self, catalog: Catalog, max_open: int = 120, max_bytes: int = 256 << 20) -> None:
         self._max_open = max_open
         self._max_bytes = max_bytes
-        share = max(64 << 10, min(4 << 20, max_bytes // (2 * len(catalog.datasets))))
+        # Around a decoded batch the reader holds three or four times as much again.
+        share = max(64 << 10, min(4 << 20, max_bytes // (4 * len(catalog.datasets))))
         self._cursors = [Cursor(catalog, dataset, share) for dataset in catalog.datasets]
         # Least recently read first: cursors with open files, and the bytes that cursors hold.
         self._open: OrderedDict[int, None] = OrderedDict()

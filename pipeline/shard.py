@@ -123,11 +123,21 @@ class WriterOptions:
 
 
 @functools.lru_cache(maxsize=8)
-def _leaves(schema: pa.Schema) -> tuple[list[str], list[str]]:
-    """Parquet paths of the leaf columns: those left to dictionaries, those byte-stream-split."""
+def _empty(schema: pa.Schema) -> pq.ParquetFile:
+    """A Parquet file of the schema, without rows."""
     sink = io.BytesIO()
     pq.ParquetWriter(sink, schema).close()
-    columns = pq.read_metadata(io.BytesIO(sink.getvalue())).schema
+    return pq.ParquetFile(io.BytesIO(sink.getvalue()))
+
+
+def as_read_back(schema: pa.Schema) -> pa.Schema:
+    """The schema that Parquet gives back: it has its own names for what lies inside a map."""
+    return _empty(schema).schema_arrow.remove_metadata()
+
+
+def _leaves(schema: pa.Schema) -> tuple[list[str], list[str]]:
+    """Parquet paths of the leaf columns: those left to dictionaries, those byte-stream-split."""
+    columns = _empty(schema).metadata.schema
     plain: list[str] = []
     split: list[str] = []
     for column in map(columns.column, range(len(columns))):

@@ -35,7 +35,7 @@ def resolve(path: str, base: str | os.PathLike[str] = ".") -> tuple[fs.FileSyste
         StorageError: a URI whose scheme pyarrow cannot open.
     """
     if "://" not in path:
-        return _LOCAL, os.path.abspath(os.path.join(base, path))
+        return _LOCAL, os.path.abspath(os.path.join(base, os.path.expanduser(path)))
     stem, query = split_query(path)
     scheme, _, rest = stem.partition("://")
     host, slash, inside = rest.partition("/")

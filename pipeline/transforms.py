@@ -311,8 +311,14 @@ def _locked(folder: Folder) -> Iterator[None]:
         yield
         return
     path = folder.path(f"{SCRATCH}/lock")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w") as lock:
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        opened = open(path, "w")  # noqa: SIM115 (it is the context of the whole build below)
+    except OSError as error:
+        raise BuildError(
+            f"output {folder.root} cannot be written to: {error.strerror}; choose another `output`"
+        ) from error
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -48,6 +48,24 @@ def refusal(base: Path, *paths: str, kind: type[Exception] = CatalogError, **spe
 # Order
 
 
+def test_all_that_is_wrong_with_the_sources_is_told_at_once(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    specs = [
+        DatasetSpec("a", ("missing.parquet",)),
+        DatasetSpec("b", ("empty",)),
+        DatasetSpec("c", ("*.csv",)),
+        DatasetSpec("d", ("torn.parquet",)),
+    ]
+    with pytest.raises(CatalogError) as caught:
+        scan_datasets(specs, str(tmp_path))
+    lines = str(caught.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [f"dataset '{name}'" for name in "abcd"]
+    many = [DatasetSpec(f"x{i}", ("nothing",)) for i in range(50)]
+    with pytest.raises(CatalogError, match=r"\.\. and 30 more$"):
+        scan_datasets(many, str(tmp_path))
+
+
 def test_files_of_a_folder_are_ordered_by_the_bytes_of_their_path_whatever_came_first(tmp_path):
     names = ["Z", "a", "a-b", "a.b", "a/1", "a/10", "a/2", "a0", "b/c/d", "é", "z", "ﬀ", "𝒳"]
     files = [f"{name}.parquet" for name in names]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mixcore import DataBatcher
@@ -17,6 +19,7 @@ from pipeline.registry import Registry
 from pipeline.shard import PROVENANCE
 from pipeline.storage import Folder
 from pipeline.transforms import build
+from pipeline.verify import verify
 
 from .mixes import config, write_sources
 
@@ -133,6 +136,33 @@ def test_online_batcher_goes_on_from_every_boundary_where_the_shard_starts(
         for table in reader.batches(start_shard=shard):
             assert payload(table) == online.next_batch()
         assert online.state_dict() == states[reader.num_shards]
+
+
+def test_every_kind_of_column_comes_through(tmp_path: Path) -> None:
+    rows = 40
+    nested = pa.list_(pa.dictionary(pa.int8(), pa.string()))
+    data = pa.table(
+        {
+            "map": pa.array([[("k", i)] for i in range(rows)], pa.map_(pa.string(), pa.int16())),
+            "words": pa.array([["a", "b" * (i % 3)] for i in range(rows)], nested),
+            "label": pa.array([f"l{i % 3}" for i in range(rows)]).dictionary_encode(),
+            "struct": [{"x": i, "y": [None, i]} for i in range(rows)],
+            "box": pa.array([[i, i + 1] for i in range(rows)], pa.list_(pa.float32(), 2)),
+            "price": pa.array([Decimal(i) / 4 for i in range(rows)], pa.decimal128(9, 2)),
+            "when": pa.array(range(rows), pa.timestamp("us", "UTC")),
+            "blob": [bytes([i]) * i for i in range(rows)],
+            "nothing": pa.nulls(rows),
+            "maybe": [i if i % 2 else None for i in range(rows)],
+        }
+    )
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    pq.write_table(data, tmp_path / "data" / "a" / "x.parquet", row_group_size=7)
+    planned = plan(config(tmp_path, {"a": 1}, num_batches=8, on_exhausted="repeat", batch_size=9))
+    build(planned)
+    assert verify(str(tmp_path / "out"), sources=True) == []
+    expected = data.to_pylist()
+    for n, table in enumerate(ShardReader(str(tmp_path / "out")).batches()):
+        assert payload(table) == [expected[(9 * n + i) % rows] for i in range(9)]
 
 
 def test_provenance_tells_where_each_row_lies_in_its_source(mix: tuple[Plan, Path]) -> None:

@@ -113,7 +113,7 @@ def test_plan_shows_what_a_person_decides_from_and_writes_nothing(folder: Path) 
         ["code", "73", "2", "33.3333%", "33.3333%", "80", "1.096", "0"],
         ["books", "11", "1", "16.6667%", "16.6667%", "40", "3.636", "0"],
     ]
-    assert "30 batches of 8 = 240 rows in 5 shards of 7 batches" in done.stdout
+    assert "30 batches of 8 = 240 rows in 5 shard(s) of at most 7 batches" in done.stdout
     assert "on_exhausted: repeat" in done.stdout
     assert re.search(rf"about [\d.]+ kB into {folder}/out, [\d.]+ [GT]B free", done.stdout)
     assert re.search(r"order [0-9a-f]{16}  bytes [0-9a-f]{16}", done.stdout)

@@ -74,6 +74,20 @@ def test_repeat_without_a_length_ends_when_each_was_seen_once_in_full(sources: P
     assert used == {"web": 112, "code": 75, "books": 37}
 
 
+def test_a_length_that_a_light_dataset_makes_absurd_is_refused_at_once(sources: Path) -> None:
+    with pytest.raises(PlanError, match=r"'books': at weight 1 .* about 13,750,0\d\d,\d+ ba"):
+        planned(
+            sources,
+            {"web": 9_999_999_999, "books": 1},
+            num_batches=None,
+            on_exhausted="repeat",
+        )
+    stopped = planned(
+        sources, {"web": 9_999_999_999, "books": 1}, num_batches=None, on_exhausted="stop"
+    )
+    assert stopped.layout.num_batches == 12
+
+
 def test_lengths_are_whole_steps(sources: Path) -> None:
     keys = {"num_batches": None, "batches_per_step": 3, "batches_per_shard": 3}
     assert planned(sources, **keys, on_exhausted="stop").layout.num_batches == 6
@@ -193,6 +207,21 @@ def test_another_plan_in_the_folder_is_refused_and_what_differs_is_named(
 def test_output_among_the_sources_is_refused(sources: Path) -> None:
     with pytest.raises(PlanError, match=r"dataset 'web'.*lies inside the output folder"):
         planned(sources, output=str(sources / "data"))
+
+
+@pytest.mark.parametrize("path", ["data", "data/**/*.parquet", "**", "out*/shards/*.parquet"])
+def test_output_that_would_become_a_source_is_refused_before_the_first_build(
+    tmp_path: Path, path: str
+) -> None:
+    write_sources(tmp_path / "data", web=[40])
+    write_sources(tmp_path / "out-of-last-year", shards=[40])
+    output = "data/out" if path.startswith("data") else "out"
+    settings = config(tmp_path, {}, num_batches=2, output=str(tmp_path / output))
+    settings["datasets"] = {"web": {"path": str(tmp_path / path), "weight": 1}}
+    with pytest.raises(PlanError, match=r"'web': .* would take the shards in .*out for data"):
+        plan(settings)
+    settings["output"] = str(tmp_path / "data" / "_out")
+    assert plan(settings).layout.num_batches == 2
 
 
 def test_plan_takes_a_file_a_mapping_or_a_config(sources: Path, tmp_path: Path) -> None:

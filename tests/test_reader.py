@@ -525,7 +525,7 @@ def test_a_state_of_another_order_is_refused_by_name(mix: Path, copy: Path) -> N
         (lambda state: {**state, "next_batch": "3"}, "next_batch must be an integer, found '3'"),
         (lambda state: {**state, "next_batch": 3.0}, r"must be an integer, found 3\.0"),
         (lambda state: {**state, "next_batch": True}, "must be an integer, found True"),
-        (lambda state: {**state, "next_batch": -1}, "next batch is -1, but the mix has 30"),
+        (lambda state: {**state, "next_batch": -1}, "next_batch must be at least 0, found -1"),
         (
             lambda state: {**state, "next_batch": 31},
             "next batch is 31, but the mix has 30: resume from the longer mix of this order",

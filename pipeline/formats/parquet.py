@@ -129,15 +129,17 @@ def read_from(
             for name, column in _columns(groups[first], parquet.schema_arrow)
         ]
         row_bytes *= sum(size for asked, size in sizes if asked) / max(1, sum(s for _, s in sizes))
-        batches = parquet.iter_batches(
-            batch_size=int(min(_MAX_BATCH_ROWS, max(1, batch_bytes / max(1.0, row_bytes)))),
-            row_groups=range(first, len(groups)),
-            columns=list(dict.fromkeys(columns)),
-            use_threads=False,
-        )
-        for batch in batches:
-            if skip >= batch.num_rows:
-                skip -= batch.num_rows
-                continue
-            yield batch.slice(skip)
-            skip = 0
+        for group in range(first, len(groups)):
+            # A group at a time: Arrow cannot join nested dictionaries of two of them.
+            batches = parquet.iter_batches(
+                batch_size=int(min(_MAX_BATCH_ROWS, max(1, batch_bytes / max(1.0, row_bytes)))),
+                row_groups=[group],
+                columns=list(dict.fromkeys(columns)),
+                use_threads=False,
+            )
+            for batch in batches:
+                if skip >= batch.num_rows:
+                    skip -= batch.num_rows
+                    continue
+                yield batch.slice(skip)
+                skip = 0
