@@ -67,6 +67,8 @@ def commit(plan: Plan, records: Iterable[ShardRecord]) -> None:
     document["tables"] = {**document["tables"], "shards": table}
     text = to_json(document)
     if plan.folder.size(MANIFEST) is None or plan.folder.read(MANIFEST) != text:
+        for entry in document["tables"].values():
+            plan.folder.flush(entry["path"])
         plan.folder.put(MANIFEST, text)
     plan.folder.delete_tree(SCRATCH)
 

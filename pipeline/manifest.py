@@ -142,7 +142,7 @@ def put_table(folder: Folder, kind: str, batches: Iterable[pa.RecordBatch]) -> d
     digest = hashlib.sha256(data).hexdigest()
     name = f"_mix/{kind}-{digest[:16]}.parquet"
     if folder.size(name) != len(data) or folder.read(name) != data:
-        folder.put(name, data)
+        folder.put(name, data, flush=False)
     return {"path": name, "bytes": len(data), "sha256": digest}
 
 

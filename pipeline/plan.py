@@ -102,7 +102,7 @@ class Plan:
             }
         )
         if self.folder.size(PLAN) is None or self.folder.read(PLAN) != text:
-            self.folder.put(PLAN, text)
+            self.folder.put(PLAN, text, flush=False)
         return replace(self, manifest=Manifest(document))
 
     @classmethod

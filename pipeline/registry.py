@@ -166,8 +166,10 @@ class Cursors:
     def __init__(self, catalog: Catalog, max_open: int = 120, max_bytes: int = 256 << 20) -> None:
         self._max_open = max_open
         self._max_bytes = max_bytes
-        # Around a decoded batch the reader holds three or four times as much again.
-        share = max(64 << 10, min(4 << 20, max_bytes // (4 * len(catalog.datasets))))
+        # A reader holds some megabytes of pages besides, and thrice its batch while it decodes:
+        # so the more there are, the less each decodes at once.
+        count = len(catalog.datasets)
+        share = max(64 << 10, min(8 << 20, max_bytes // (count * max(4, count // 8))))
         self._cursors = [Cursor(catalog, dataset, share) for dataset in catalog.datasets]
         # Least recently read first: cursors with open files, and the bytes that cursors hold.
         self._open: OrderedDict[int, None] = OrderedDict()

@@ -41,7 +41,8 @@ class Standing:
     def note(self, record: ShardRecord) -> None:
         """Remember a shard that has just been put in its place."""
         entry = {"bytes_id": self._bytes_id, **asdict(record)}
-        self._folder.put(_journal(record.shard), json.dumps(entry).encode())
+        # One that a crash of the machine tears is not believed, and its shard written again.
+        self._folder.put(_journal(record.shard), json.dumps(entry).encode(), flush=False)
 
     def find(self, expected: Footer) -> ShardRecord | None:
         """The record of a shard that stands whole and is this plan's, else None."""

@@ -139,14 +139,18 @@ class Folder:
         with self.open(name) as file:
             return bytes(file.read())
 
-    def put(self, name: str, data: bytes | pa.Buffer) -> None:
-        """Write a whole file in one step: it is there in full or not at all."""
+    def put(self, name: str, data: bytes | pa.Buffer, flush: bool = True) -> None:
+        """Write a whole file in one step: it is there in full or not at all.
+
+        Without ``flush`` that holds for a process that dies, but not for a machine that does; call
+        :meth:`flush` before anything depends on the file.
+        """
         if self.local:
             scratch = self.scratch(name)
             try:
                 with open(scratch, "wb") as file:
                     file.write(data)
-                self.place(scratch, name)
+                self.place(scratch, name, flush)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
                     os.remove(scratch)
@@ -163,7 +167,13 @@ class Folder:
         os.makedirs(tmp, exist_ok=True)
         return f"{tmp}/{os.path.basename(name)}.{uuid.uuid4().hex}.part"
 
-    def place(self, scratch: str, name: str) -> None:
+    def flush(self, name: str) -> None:
+        """Have a file of a local folder on its disk; an object that was put is stored already."""
+        if self.local:
+            with open(self.path(name), "rb") as file:
+                os.fsync(file.fileno())
+
+    def place(self, scratch: str, name: str, flush: bool = True) -> None:
         """Put a scratch file at its final name in one step: flush and rename, or one put."""
         with open(scratch, "rb") as file:
             if not self.local:
@@ -171,7 +181,8 @@ class Folder:
                     self.put(name, mapped.read_buffer())
                 os.remove(scratch)
                 return
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
         final = self.path(name)
         os.makedirs(os.path.dirname(final), exist_ok=True)
         os.replace(scratch, final)
