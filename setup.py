@@ -15,7 +15,7 @@ BUILD = [
     "rich>=13",
     "ruamel.yaml>=0.18",
 ]
-TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8", "ruff>=0.6"]
+TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8", "pytest-xdist>=3.5", "ruff>=0.6"]
 
 setup(
     name="mixshards",
