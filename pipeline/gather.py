@@ -34,7 +34,7 @@ from .standing import Standing
 # Below this many rows a slice, one index over larger slices is cheaper than the slices themselves.
 _SLICE_ROWS = 12
 
-_OPEN_FILES = 200
+_OPEN_FILES = 240
 _DECODED_BYTES = 256 << 20
 
 
@@ -99,7 +99,7 @@ class RunWriter:
     def __init__(self, plan: Plan, threads: int = 1) -> None:
         self._plan = plan
         # Open files and decoded rows are bounded for the worker, so its threads share them out.
-        self._max_open = max(4, _OPEN_FILES // threads)
+        self._max_open = max(32, _OPEN_FILES // threads)
         self._max_bytes = max(64 << 20, _DECODED_BYTES // threads)
         self._standing = Standing(plan.folder, plan.manifest.bytes_id)
         self._states = plan.manifest.states(plan.folder)

@@ -151,7 +151,9 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     lie inside of them.
     """
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        # Below a null, an index may point into a dictionary that has no words at all.
+        words = len(array.dictionary)
+        array = array.dictionary_decode() if words else pa.nulls(len(array), array.type.value_type)
     # Equal types may still differ in how they name a list's elements.
     if array.type.equals(kind, check_metadata=True):
         return array

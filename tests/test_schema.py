@@ -466,3 +466,11 @@ def test_a_null_in_a_column_without_nulls_is_an_error_that_names_the_column():
         "dataset 'd', f.parquet: column 'x' has 2 null(s), but its schema says that it has none; "
         "repair the file"
     )
+
+
+def test_an_empty_dictionary_below_nulls_conforms():
+    words = pa.dictionary(pa.int16(), pa.string())
+    found = pa.array([None, None], pa.list_(pa.struct([("b", words)]), 2))
+    wanted = pa.schema([("x", pa.list_(pa.field("element", pa.struct([("b", pa.string())])), 2))])
+    batch = pa.RecordBatch.from_arrays([found], ["x"])
+    assert conform(batch, wanted, "here").column(0).to_pylist() == [None, None]
