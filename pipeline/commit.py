@@ -31,7 +31,7 @@ def commit(plan: Plan, records: Iterable[ShardRecord]) -> None:
     if lacking:
         raise BuildError(
             f"the runner lost {len(lacking)} of {layout.num_shards} shards, first "
-            f"{_some(lacking)}; nothing was published: build again: it writes only those"
+            f"{_some(lacking)}; nothing was published: build again, and only those are written"
         )
     names = {shard_name(shard) for shard in range(layout.num_shards)}
     surplus = [shard for shard in by_shard if not 0 <= shard < layout.num_shards]

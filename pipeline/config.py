@@ -48,6 +48,7 @@ from ruamel.yaml.events import (
 from ruamel.yaml.reader import ReaderError
 
 from .errors import MixError
+from .shard import PROVENANCE
 
 DEFAULT_SHARD_BYTES = 64 << 20
 """Size a shard is aimed at where neither batches_per_shard nor shard_bytes is given, in bytes."""
@@ -56,7 +57,7 @@ MAX_BATCH_SIZE = 2**31 - 1
 MAX_DATASET_NAME = 200
 MAX_INTEGER_DIGITS = 4000  # below the length at which Python refuses to print an int
 MAX_DECIMAL_DIGITS = 100
-PROVENANCE_COLUMNS = ("mix_batch", "mix_dataset", "mix_row", "mix_epoch")
+PROVENANCE_COLUMNS = tuple(PROVENANCE.names)
 
 _MAX_INTEGER = 10**MAX_INTEGER_DIGITS
 _MAX_INT64 = 2**63 - 1

@@ -15,6 +15,9 @@ from pipeline.manifest import Manifest
 from pipeline.plan import plan
 from pipeline.transforms import build
 
+WEIGHTS = {"web": 3, "code": 2, "books": 1}
+"""Of the three datasets that most tests mix."""
+
 
 def table(name: str, rows: int, first: int = 0) -> pa.Table:
     """Rows whose every value tells dataset and position, with texts and lists of uneven length."""
@@ -66,7 +69,7 @@ def small_mix(folder: Path, **keys: Any) -> tuple[Path, Manifest]:
     """A finished mix of three datasets, of which one repeats, in ``folder / "out"``."""
     write_sources(folder / "data", web=[40, 0, 60], code=[50, 23], books=[11])
     settings = {"num_batches": 30, "on_exhausted": "repeat", **keys}
-    manifest = build(plan(config(folder, {"web": 3, "code": 2, "books": 1}, **settings)))
+    manifest = build(plan(config(folder, WEIGHTS, **settings)))
     return folder / "out", manifest
 
 

@@ -17,16 +17,7 @@ from pipeline.plan import Plan, PlanError, plan
 from pipeline.shard import ShardError
 from pipeline.storage import Folder
 
-from .mixes import config, table, write_sources
-
-WEIGHTS = {"web": 3, "code": 2, "books": 1}
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sources")
-    write_sources(folder / "data", web=[40, 0, 60], code=[50, 23], books=[11])
-    return folder
+from .mixes import WEIGHTS, config, table, write_sources
 
 
 def planned(sources: Path, weights: dict[str, Any] = WEIGHTS, **keys: Any) -> Plan:

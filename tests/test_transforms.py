@@ -32,16 +32,7 @@ from pipeline.transforms import (
     runs_of,
 )
 
-from .mixes import config, digests, small_mix, table, write_sources
-
-WEIGHTS = {"web": 3, "code": 2, "books": 1}
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sources")
-    write_sources(folder / "data", web=[40, 0, 60], code=[50, 23], books=[11])
-    return folder
+from .mixes import WEIGHTS, config, digests, small_mix, table, write_sources
 
 
 @pytest.fixture(scope="module")
