@@ -293,7 +293,8 @@ class Allocation:
         return self.offsets(n), self.offsets(n + 1)
 
     def _offsets_at(self, at: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        if self._tabled:
+        # A table of a whole period is not made for a mix that is shorter.
+        if self._table is not None or (self._tabled and at and at[-1] >= self.period):
             yield from ((n, self.offsets(n)) for n in at)
             return
         offsets, done = self._zeros, 0

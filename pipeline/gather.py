@@ -6,8 +6,10 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -31,11 +33,13 @@ from .shard import (
 )
 from .standing import Standing
 
-# Below this many rows a slice, one index over larger slices is cheaper than the slices themselves.
-_SLICE_ROWS = 12
+# Below this many bytes a slice, one index over larger slices is cheaper than the slices themselves.
+_SLICE_BYTES = 256
 
+# Of one worker, shared out among its crews.
 _OPEN_FILES = 240
 _DECODED_BYTES = 256 << 20
+_AHEAD_BYTES = 256 << 20
 
 
 class BuildError(MixError):
@@ -47,7 +51,7 @@ def assemble(
     dataset: NDArray[np.int32],
     offset: NDArray[np.int64],
     count: NDArray[np.int64],
-    slice_rows: int = _SLICE_ROWS,
+    slice_rows: float,
 ) -> pa.Table:
     """The payload rows of run-length pieces, in the order of the pieces.
 
@@ -77,6 +81,23 @@ def assemble(
     return pa.Table.from_batches(slices).combine_chunks().take(pa.array(index))
 
 
+def _ahead(
+    tables: Iterator[pa.Table], max_bytes: int, done: Callable[[], None]
+) -> Iterator[pa.Table]:
+    """The tables, of which up to ``max_bytes`` are fetched in advance; ``done`` after the last."""
+    ready: deque[pa.Table] = deque()
+    held = 0
+    for table in tables:
+        ready.append(table)
+        held += table.nbytes
+        while held > max_bytes:
+            held -= ready[0].nbytes
+            yield ready.popleft()
+    done()
+    while ready:
+        yield ready.popleft()
+
+
 @contextlib.contextmanager
 def _writing(scratch: str, shard: int) -> Iterator[None]:
     """Name the shard in what the operating system says, and leave no scratch behind an error."""
@@ -93,18 +114,33 @@ def _writing(scratch: str, shard: int) -> Iterator[None]:
         ) from error
 
 
-class RunWriter:
-    """Writes runs of consecutive shards of one plan; one a worker, shared by its ``threads``."""
+@dataclass
+class _Run:
+    """Shards that a crew writes from one set of cursors; they are taken in order."""
 
-    def __init__(self, plan: Plan, threads: int = 1) -> None:
+    shards: Iterator[int]
+    cursors: Cursors
+    ahead_bytes: int
+    """How much of a shard is assembled before it is encoded, so that another can take its turn."""
+    turn: threading.Lock = field(default_factory=threading.Lock)
+
+
+class RunWriter:
+    """Writes runs of consecutive shards of one plan; one a worker, shared by its ``crews``."""
+
+    def __init__(self, plan: Plan, crews: int = 1) -> None:
         self._plan = plan
-        # Open files and decoded rows are bounded for the worker, so its threads share them out.
-        self._max_open = max(32, _OPEN_FILES // threads)
-        self._max_bytes = max(64 << 20, _DECODED_BYTES // threads)
+        # Open files and decoded rows are bounded for the worker, so its crews share them out.
+        self._crews = crews
+        self._max_open = max(32, _OPEN_FILES // crews)
+        self._max_bytes = max(64 << 20, _DECODED_BYTES // crews)
         self._standing = Standing(plan.folder, plan.manifest.bytes_id)
         self._states = plan.manifest.states(plan.folder)
         self._mixture = plan.manifest.mixture()
-        self._dataset_rows = np.array([d.num_rows for d in plan.catalog.datasets], np.int64)
+        datasets = plan.catalog.datasets
+        self._dataset_rows = np.array([d.num_rows for d in datasets], np.int64)
+        row_bytes = sum(d.row_bytes * d.num_rows for d in datasets) / int(self._dataset_rows.sum())
+        self._slice_rows = _SLICE_BYTES / max(1.0, row_bytes)
         self._names = pa.array(self._mixture.names, pa.string())
         if plan.options.pyarrow != pa.__version__:
             raise BuildError(
@@ -114,45 +150,69 @@ class RunWriter:
             )
 
     def write(
-        self, start: int, stop: int, cancelled: threading.Event | None = None
+        self, start: int, stop: int, threads: int = 1, cancelled: threading.Event | None = None
     ) -> list[ShardRecord]:
         """Write the shards ``start`` to ``stop`` that do not stand yet; a record of every one.
 
-        Source row groups are decoded once a run. While a shard is read back, hashed and put in
-        place on a second thread, the next one is encoded. Once ``cancelled`` is set, no further
-        shard is begun.
+        Source row groups are decoded once a run. The crew's ``threads`` take turns at decoding
+        and encode side by side; one more thread reads back, hashes and puts shards in place. Once
+        ``cancelled`` is set, no further shard is begun.
 
         Raises:
             SourceError: a source is gone, damaged, or not the planned one.
             BuildError: a shard did not read back as planned.
         """
-        cursors = self._cursors()
+        cancelled = cancelled or threading.Event()
+        # A thread that has no other to make way for holds one row group and no more.
+        ahead = _AHEAD_BYTES // (self._crews * threads) if threads > 1 else 0
+        run = _Run(iter(range(start, stop)), self._cursors(), ahead)
+        records: list[ShardRecord] = []
+        with ThreadPoolExecutor(1) as finish, ThreadPoolExecutor(threads) as crew:
+            try:
+                work = [crew.submit(self._work, run, finish, cancelled) for _ in range(threads)]
+                for part in work:
+                    records += part.result()
+            except BaseException:
+                cancelled.set()
+                raise
+            finally:
+                crew.shutdown()
+                run.cursors.close()
+        return sorted(records, key=lambda record: record.shard)
+
+    def _work(
+        self, run: _Run, finish: ThreadPoolExecutor, cancelled: threading.Event
+    ) -> list[ShardRecord]:
+        """What each thread of a crew does: take the next shard, write it, and so on."""
         records: list[ShardRecord] = []
         pending: Future[ShardRecord] | None = None
-        with ThreadPoolExecutor(1) as second:
-            try:
-                for shard in range(start, stop):
-                    if cancelled is not None and cancelled.is_set():
+        try:
+            while not cancelled.is_set():
+                # The turn ends where all rows of the shard are assembled, at the latest here.
+                with contextlib.ExitStack() as turn:
+                    turn.enter_context(run.turn)
+                    shard = next(run.shards, None)
+                    if shard is None:
                         break
                     footer = self.footer(shard)
                     found = self._standing.find(footer)
-                    if found is None:
-                        row_map = self._mixture.rows(self._states[shard], footer.num_batches)
-                        scratch = self._plan.folder.scratch(shard_name(shard))
-                        with _writing(scratch, shard):
-                            self.encode(scratch, footer, row_map, cursors)
-                    if pending is not None:
-                        records.append(pending.result())
-                        pending = None
-                    if found is None:
-                        pending = second.submit(self._finish, scratch, footer)
-                    else:
+                    if found is not None:
                         records.append(found)
+                        continue
+                    row_map = self._mixture.rows(self._states[shard], footer.num_batches)
+                    groups = self._groups(footer, row_map, run.cursors)
+                    scratch = self._plan.folder.scratch(shard_name(shard))
+                    with _writing(scratch, shard):
+                        self._encode(scratch, footer, _ahead(groups, run.ahead_bytes, turn.close))
                 if pending is not None:
                     records.append(pending.result())
-                return records
-            finally:
-                cursors.close()
+                pending = finish.submit(self._finish, scratch, footer)
+            if pending is not None:
+                records.append(pending.result())
+        except BaseException:
+            cancelled.set()
+            raise
+        return records
 
     def _cursors(self) -> Cursors:
         return Cursors(self._plan.catalog, self._max_open, self._max_bytes)
@@ -169,7 +229,7 @@ class RunWriter:
             for shard in range(start, stop):
                 footer = self.footer(shard)
                 row_map = self._mixture.rows(self._states[shard], footer.num_batches)
-                self.encode(path, footer, row_map, cursors)
+                self._encode(path, footer, self._groups(footer, row_map, cursors))
                 with open(path, "rb") as file:
                     yield shard, file_sha256(file)[0]
 
@@ -178,15 +238,8 @@ class RunWriter:
         first, batches = self._plan.layout.shard(shard)
         return Footer(self._plan.manifest.bytes_id, shard, first, batches)
 
-    def encode(self, path: str, footer: Footer, row_map: RowMap, cursors: Cursors) -> None:
-        """Write one shard's file from its row map."""
-        write_shard(
-            path,
-            self._plan.schema,
-            self._plan.options,
-            footer,
-            self._groups(footer, row_map, cursors),
-        )
+    def _encode(self, path: str, footer: Footer, groups: Iterable[pa.Table]) -> None:
+        write_shard(path, self._plan.schema, self._plan.options, footer, groups)
 
     def _groups(self, footer: Footer, row_map: RowMap, cursors: Cursors) -> Iterator[pa.Table]:
         for start, stop in self._plan.layout.groups(footer.num_batches):
@@ -194,14 +247,15 @@ class RunWriter:
             dataset, first = row_map.dataset[part], row_map.start[part]
             count, epoch = row_map.count[part], row_map.epoch[part]
             offset = epoch * self._dataset_rows[dataset] + first
-            rows = assemble(cursors, dataset, offset, count)
+            rows = assemble(cursors, dataset, offset, count, self._slice_rows)
             columns = provenance(
                 row_map.batch[part] + footer.first_batch, dataset, first, count, epoch, self._names
             )
+            # Combined here, where it lets go of the decoded batches that the slices lie in.
             yield pa.Table.from_arrays(
                 [*rows.columns, *(pa.chunked_array([column]) for column in columns)],
                 schema=self._plan.schema,
-            )
+            ).combine_chunks()
 
     def _finish(self, scratch: str, footer: Footer) -> ShardRecord:
         """Read a scratch file back, hold it against the plan, and put it in place in one step."""

@@ -18,6 +18,9 @@ from .storage import resolve
 _KEPT_ROWS = 2048
 _KEPT_BYTES = 1 << 20
 
+# What a cursor decodes at once: less costs more calls, more falls out of the processor's cache.
+_BATCH_BYTES = 2 << 20
+
 
 class Cursor:
     """A place in a dataset that moves forward; rows come as record batches under the schema.
@@ -26,7 +29,7 @@ class Cursor:
     reached by opening the file there.
     """
 
-    def __init__(self, catalog: Catalog, dataset: Dataset, batch_bytes: int = 2 << 20) -> None:
+    def __init__(self, catalog: Catalog, dataset: Dataset, batch_bytes: int = _BATCH_BYTES) -> None:
         self._catalog = catalog
         self._dataset = dataset
         self._batch_bytes = batch_bytes
@@ -169,7 +172,7 @@ class Cursors:
         # A reader holds some megabytes of pages besides, and thrice its batch while it decodes:
         # so the more there are, the less each decodes at once.
         count = len(catalog.datasets)
-        share = max(64 << 10, min(8 << 20, max_bytes // (count * max(4, count // 8))))
+        share = max(64 << 10, min(_BATCH_BYTES, max_bytes // (count * max(4, count // 8))))
         self._cursors = [Cursor(catalog, dataset, share) for dataset in catalog.datasets]
         # Least recently read first: cursors with open files, and the bytes that cursors hold.
         self._open: OrderedDict[int, None] = OrderedDict()

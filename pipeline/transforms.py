@@ -19,6 +19,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NoReturn
 
 import apache_beam as beam
+import apache_beam.runners.portability.fn_api_runner
 from apache_beam.options.pipeline_options import (
     DirectOptions,
     PipelineOptions,
@@ -41,6 +42,15 @@ RunRecord = tuple[ShardRecord, ...]
 """The shards of a run, as written or found standing."""
 
 LOCAL_RUNNERS = ("FnApiRunner", "DirectRunner")
+
+
+def crews_of(threads: int) -> int:
+    """How many runs a worker's threads write side by side.
+
+    Decoding takes a third of the work and is done by one thread of a run at a time: so two share a
+    run, and with it the open files.
+    """
+    return max(1, threads // 2)
 
 
 def runs_of(span: Span) -> Iterator[Run]:
@@ -82,7 +92,7 @@ class SpansOfShards(beam.PTransform):
 class WriteShards(beam.PTransform):
     """Spans to records: writes the shards of the plan that is saved at ``path``.
 
-    ``threads`` of each worker write runs side by side.
+    ``threads`` of each worker share the work.
     """
 
     def __init__(self, path: str, threads: int = 1) -> None:
@@ -137,16 +147,20 @@ class _WriteSpan(beam.DoFn):
     def __init__(self, path: str, threads: int) -> None:
         super().__init__()
         self._path = path
-        self._threads = threads
+        self._crews = crews_of(threads)
+        self._crew_threads = -(-threads // self._crews)
 
     def setup(self) -> None:
-        self._writer = RunWriter(Plan.load(Folder.at(self._path)), self._threads)
+        self._writer = RunWriter(Plan.load(Folder.at(self._path)), self._crews)
 
     def process(self, span: Span) -> Iterator[RunRecord]:
         cancelled = threading.Event()
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self._crews) as pool:
             try:
-                runs = [pool.submit(self._writer.write, *run, cancelled) for run in runs_of(span)]
+                runs = [
+                    pool.submit(self._writer.write, *run, self._crew_threads, cancelled)
+                    for run in runs_of(span)
+                ]
                 done, _ = wait(runs, return_when=FIRST_EXCEPTION)
                 for run in done:
                     run.result()
@@ -189,9 +203,9 @@ def build(
 
     Shards that stand whole from an earlier build of the same plan are kept. ``beam_options`` are
     command-line options of Beam; without a runner among them the work is done in this process.
-    ``threads`` a worker write runs of ``run_shards`` shards each; by default all cores are used,
-    and each thread gets one run. ``shared_filesystem`` says that a local output path means the
-    same folder on every worker of a remote runner.
+    ``threads`` a worker, two to a run, write runs of ``run_shards`` shards; by default all cores
+    are used, and each pair of threads gets one run. ``shared_filesystem`` says that a local
+    output path means the same folder on every worker of a remote runner.
 
     Raises:
         PlanError: another mix stands in the output folder.
@@ -204,7 +218,7 @@ def build(
     shards = plan.layout.num_shards
     with _locked(plan.folder):
         plan = plan.save(overwrite)
-        run = run_shards or default_run_shards(shards, workers * threads, local)
+        run = run_shards or default_run_shards(shards, workers * crews_of(threads), local)
         span = max(run, -(-shards // workers)) if local else run
         pipeline = beam.Pipeline(runner=_runner(options), options=options)
         _ = pipeline | "BuildMix" >> BuildMix(plan.folder.uri, shards, span, run, threads)
@@ -217,12 +231,12 @@ def build(
         return Manifest.load(plan.folder)
 
 
-def default_run_shards(shards: int, threads: int, local: bool) -> int:
-    """Shards in a run. Here: one run a thread, since every run decodes its first row groups anew.
+def default_run_shards(shards: int, crews: int, local: bool) -> int:
+    """Shards in a run. Here: one run a crew, since every run decodes its first row groups anew.
 
     A remote runner has no known number of workers: short runs let it spread and retry them.
     """
-    return -(-shards // threads) if local else min(8, shards)
+    return -(-shards // crews) if local else min(8, shards)
 
 
 def parse_options(flags: Sequence[str]) -> PipelineOptions:

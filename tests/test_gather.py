@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.catalog import Catalog, DatasetSpec, scan_datasets
 from pipeline.formats import parquet
-from pipeline.gather import BuildError, RunWriter, assemble
+from pipeline.gather import BuildError, RunWriter, _ahead, assemble
 from pipeline.plan import plan
 from pipeline.registry import Cursors
 from pipeline.shard import shard_name
@@ -60,7 +60,10 @@ def test_slices_and_one_index_give_the_same_rows(
         assert [text.rsplit(":", 1)[0] for text in found["text"].to_pylist()] == expected
 
 
-def test_row_groups_are_decoded_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_row_groups_are_decoded_once_a_run(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded, read_from = [], parquet.read_from
 
     def counted(*arguments: Any) -> Iterator[pa.RecordBatch]:
@@ -75,7 +78,7 @@ def test_row_groups_are_decoded_once_a_run(tmp_path: Path, monkeypatch: pytest.M
             tmp_path, {"web": 2, "code": 1}, num_batches=250, batches_per_shard=25, batch_size=24
         )
     ).save()
-    RunWriter(saved).write(0, 10)
+    RunWriter(saved).write(0, 10, threads)
     assert sum(decoded) == 6000
 
 
@@ -124,8 +127,38 @@ def test_a_cancelled_run_begins_no_further_shard(tmp_path: Path) -> None:
     saved = plan(config(tmp_path, {"web": 1}, num_batches=40)).save()
     cancelled = threading.Event()
     cancelled.set()
-    assert RunWriter(saved).write(0, 10, cancelled) == []
+    assert RunWriter(saved).write(0, 10, cancelled=cancelled) == []
     assert not (tmp_path / "out" / "shards").exists()
+
+
+def test_tables_are_fetched_in_advance_up_to_a_bound() -> None:
+    table = pa.table({"x": np.arange(8)})
+    fetched: list[int] = []
+    done: list[int] = []
+
+    def tables() -> Iterator[pa.Table]:
+        for number in range(5):
+            fetched.append(number)
+            yield table
+
+    seen = [
+        (len(fetched), len(done))
+        for _ in _ahead(tables(), 2 * table.nbytes, lambda: done.append(len(fetched)))
+    ]
+    assert seen == [(3, 0), (4, 0), (5, 0), (5, 1), (5, 1)]
+    assert done == [5]
+
+
+def test_an_error_in_one_thread_of_a_crew_ends_the_others(tmp_path: Path) -> None:
+    write_sources(tmp_path / "data", web=[4000])
+    saved = plan(config(tmp_path, {"web": 1}, num_batches=100)).save()
+    (tmp_path / "out" / shard_name(1) / "in-the-way").mkdir(parents=True)
+    cancelled = threading.Event()
+    with pytest.raises(BuildError, match=r"shard-00000001\.parquet: cannot be written"):
+        RunWriter(saved).write(0, 25, 4, cancelled)
+    assert cancelled.is_set()
+    written = [name for name in os.listdir(tmp_path / "out/shards") if name != "shard-00000001"]
+    assert len(written) < 25
 
 
 def test_threads_share_a_writer(tmp_path: Path) -> None:

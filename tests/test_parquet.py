@@ -241,14 +241,14 @@ def test_columns_that_are_not_asked_for_are_not_read(tmp_path):
     assert message(lambda: read(path, 5, ["text"])).startswith(f"{path}: ")
 
 
-def test_batches_hold_about_the_bytes_asked_for_and_at_most_2048_rows(tmp_path):
+def test_batches_hold_about_the_bytes_asked_for_and_at_most_8192_rows(tmp_path):
     rows = pa.table({"x": [os.urandom(1000) for _ in range(300)], "y": range(300)})
     path = write(tmp_path / "a.parquet", rows, group=100)
     batches = read(path, batch_bytes=10_000)
     assert 20 <= len(batches) <= 60
     assert max(batch.nbytes for batch in batches) <= 15_000
-    small = write(tmp_path / "b.parquet", pa.table({"x": range(5000)}), group=5000)
-    assert [batch.num_rows for batch in read(small)] == [2048, 2048, 904]
+    small = write(tmp_path / "b.parquet", pa.table({"x": range(20000)}), group=20000)
+    assert [batch.num_rows for batch in read(small)] == [8192, 8192, 3616]
 
 
 def test_a_wide_column_that_is_not_asked_for_does_not_make_batches_short(tmp_path):

@@ -17,7 +17,7 @@ SUFFIXES: tuple[str, ...] = (".parquet", ".pq")
 
 # A default reader holds as much as a row group; with a small buffer it holds a few pages.
 _BUFFER_BYTES = 64 << 10
-_MAX_BATCH_ROWS = 2048
+_MAX_BATCH_ROWS = 8192
 
 
 def _digest(file: pa.NativeFile, path: str) -> str:
