@@ -34,6 +34,17 @@ class RowMap:
         """How many rows the map describes."""
         return int(self.count.sum())
 
+    def between(self, start: int, stop: int) -> RowMap:
+        """The part of the batches from ``start`` to below ``stop``, numbered as they were."""
+        part = slice(*np.searchsorted(self.batch, (start, stop)))
+        return RowMap(
+            self.batch[part],
+            self.dataset[part],
+            self.start[part],
+            self.count[part],
+            self.epoch[part],
+        )
+
 
 class Mixture(Protocol):
     """A deterministic sequence of batches that is known in full before any item is read."""

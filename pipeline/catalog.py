@@ -33,6 +33,7 @@ class SourceFile:
     ``path`` is as configured (relative ones start at the config's folder); ``first_row`` is the
     position in the dataset of the file's row 0, negative where the file begins before the rows
     that the dataset takes. So the file's row of dataset position p is ``p - first_row``.
+    ``group_rows`` are the rows of each row group.
     """
 
     path: str
@@ -40,6 +41,7 @@ class SourceFile:
     num_rows: int
     first_row: int
     digest: str
+    group_rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -368,7 +370,9 @@ def _dataset(spec: DatasetSpec, scans: Sequence[tuple[str, FileScan]]) -> Datase
         )
     files, first = [], -start
     for path, found in scans:
-        files.append(SourceFile(path, found.num_bytes, found.num_rows, first, found.digest))
+        files.append(
+            SourceFile(path, found.num_bytes, found.num_rows, first, found.digest, found.group_rows)
+        )
         first += found.num_rows
     wanted = None if spec.columns is None else set(spec.columns.values())
     stored = sum(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .gather import BuildError
 from .manifest import MANIFEST, SCRATCH, put_table, shards_table, to_json
 from .plan import Plan
 from .shard import SHARDS, ShardRecord, shard_name
+from .writing import BuildError
 
 
 def commit(plan: Plan, records: Iterable[ShardRecord]) -> None:

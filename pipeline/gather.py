@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -15,23 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mixcore import RowMap
-
-from .errors import MixError
 from .plan import Plan
 from .registry import Cursors
-from .shard import (
-    Footer,
-    ShardError,
-    ShardRecord,
-    check_shard,
-    file_sha256,
-    open_shard,
-    provenance,
-    shard_name,
-    write_shard,
-)
-from .standing import Standing
+from .shard import Footer, ShardRecord, file_sha256
+from .writing import ShardWriter
 
 # Below this many bytes a slice, one index over larger slices is cheaper than the slices themselves.
 _SLICE_BYTES = 256
@@ -40,10 +26,6 @@ _SLICE_BYTES = 256
 _OPEN_FILES = 240
 _DECODED_BYTES = 256 << 20
 _AHEAD_BYTES = 256 << 20
-
-
-class BuildError(MixError):
-    """A mix cannot be built as planned."""
 
 
 def assemble(
@@ -98,22 +80,6 @@ def _ahead(
         yield ready.popleft()
 
 
-@contextlib.contextmanager
-def _writing(scratch: str, shard: int) -> Iterator[None]:
-    """Name the shard in what the operating system says, and leave no scratch behind an error."""
-    try:
-        yield
-    except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(scratch)
-        if not isinstance(error, OSError):
-            raise
-        raise BuildError(
-            f"{shard_name(shard)}: cannot be written: {error}; the shards that stand are kept, "
-            "and the same build goes on from them"
-        ) from error
-
-
 @dataclass
 class _Run:
     """Shards that a crew writes from one set of cursors; they are taken in order."""
@@ -129,25 +95,16 @@ class RunWriter:
     """Writes runs of consecutive shards of one plan; one a worker, shared by its ``crews``."""
 
     def __init__(self, plan: Plan, crews: int = 1) -> None:
-        self._plan = plan
+        self._writer = ShardWriter(plan)
+        self._catalog = plan.catalog
         # Open files and decoded rows are bounded for the worker, so its crews share them out.
         self._crews = crews
         self._max_open = max(32, _OPEN_FILES // crews)
         self._max_bytes = max(64 << 20, _DECODED_BYTES // crews)
-        self._standing = Standing(plan.folder, plan.manifest.bytes_id)
-        self._states = plan.manifest.states(plan.folder)
-        self._mixture = plan.manifest.mixture()
         datasets = plan.catalog.datasets
         self._dataset_rows = np.array([d.num_rows for d in datasets], np.int64)
         row_bytes = sum(d.row_bytes * d.num_rows for d in datasets) / int(self._dataset_rows.sum())
         self._slice_rows = _SLICE_BYTES / max(1.0, row_bytes)
-        self._names = pa.array(self._mixture.names, pa.string())
-        if plan.options.pyarrow != pa.__version__:
-            raise BuildError(
-                f"this worker has pyarrow {pa.__version__}, but the plan was made with "
-                f"{plan.options.pyarrow}, and a shard's bytes depend on it; install "
-                f"pyarrow=={plan.options.pyarrow} here, or plan again with this version"
-            )
 
     def write(
         self, start: int, stop: int, threads: int = 1, cancelled: threading.Event | None = None
@@ -184,6 +141,7 @@ class RunWriter:
         self, run: _Run, finish: ThreadPoolExecutor, cancelled: threading.Event
     ) -> list[ShardRecord]:
         """What each thread of a crew does: take the next shard, write it, and so on."""
+        writer = self._writer
         records: list[ShardRecord] = []
         pending: Future[ShardRecord] | None = None
         try:
@@ -194,19 +152,16 @@ class RunWriter:
                     shard = next(run.shards, None)
                     if shard is None:
                         break
-                    footer = self.footer(shard)
-                    found = self._standing.find(footer)
+                    footer = writer.footer(shard)
+                    found = writer.standing(footer)
                     if found is not None:
                         records.append(found)
                         continue
-                    row_map = self._mixture.rows(self._states[shard], footer.num_batches)
-                    groups = self._groups(footer, row_map, run.cursors)
-                    scratch = self._plan.folder.scratch(shard_name(shard))
-                    with _writing(scratch, shard):
-                        self._encode(scratch, footer, _ahead(groups, run.ahead_bytes, turn.close))
+                    groups = self._groups(footer, run.cursors)
+                    scratch = writer.write(footer, _ahead(groups, run.ahead_bytes, turn.close))
                 if pending is not None:
                     records.append(pending.result())
-                pending = finish.submit(self._finish, scratch, footer)
+                pending = finish.submit(writer.finish, scratch, footer)
             if pending is not None:
                 records.append(pending.result())
         except BaseException:
@@ -215,7 +170,7 @@ class RunWriter:
         return records
 
     def _cursors(self) -> Cursors:
-        return Cursors(self._plan.catalog, self._max_open, self._max_bytes)
+        return Cursors(self._catalog, self._max_open, self._max_bytes)
 
     def rehash(self, start: int, stop: int) -> Iterator[tuple[int, str]]:
         """The digests that shards ``start`` to ``stop`` have when written anew from the sources.
@@ -227,53 +182,14 @@ class RunWriter:
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/shard.parquet"
             for shard in range(start, stop):
-                footer = self.footer(shard)
-                row_map = self._mixture.rows(self._states[shard], footer.num_batches)
-                self._encode(path, footer, self._groups(footer, row_map, cursors))
+                footer = self._writer.footer(shard)
+                self._writer.encode(path, footer, self._groups(footer, cursors))
                 with open(path, "rb") as file:
                     yield shard, file_sha256(file)[0]
 
-    def footer(self, shard: int) -> Footer:
-        """What a planned shard says of itself."""
-        first, batches = self._plan.layout.shard(shard)
-        return Footer(self._plan.manifest.bytes_id, shard, first, batches)
-
-    def _encode(self, path: str, footer: Footer, groups: Iterable[pa.Table]) -> None:
-        write_shard(path, self._plan.schema, self._plan.options, footer, groups)
-
-    def _groups(self, footer: Footer, row_map: RowMap, cursors: Cursors) -> Iterator[pa.Table]:
-        for start, stop in self._plan.layout.groups(footer.num_batches):
-            part = slice(*np.searchsorted(row_map.batch, (start, stop)))
-            dataset, first = row_map.dataset[part], row_map.start[part]
-            count, epoch = row_map.count[part], row_map.epoch[part]
-            offset = epoch * self._dataset_rows[dataset] + first
-            rows = assemble(cursors, dataset, offset, count, self._slice_rows)
-            columns = provenance(
-                row_map.batch[part] + footer.first_batch, dataset, first, count, epoch, self._names
-            )
-            # Combined here, where it lets go of the decoded batches that the slices lie in.
-            yield pa.Table.from_arrays(
-                [*rows.columns, *(pa.chunked_array([column]) for column in columns)],
-                schema=self._plan.schema,
-            ).combine_chunks()
-
-    def _finish(self, scratch: str, footer: Footer) -> ShardRecord:
-        """Read a scratch file back, hold it against the plan, and put it in place in one step."""
-        name = shard_name(footer.shard)
-        with _writing(scratch, footer.shard):
-            try:
-                parquet, found = open_shard(scratch, name)
-                with parquet:
-                    rows = parquet.metadata.num_rows
-                    expected = self._plan.manifest.group_rows(footer.shard)
-                    check_shard(parquet, found, footer, expected, name)
-                with open(scratch, "rb") as file:
-                    sha256, size = file_sha256(file)
-            except ShardError as error:
-                raise BuildError(f"what was just written did not read back: {error}") from error
-            self._plan.folder.place(scratch, name)
-        record = ShardRecord(
-            footer.shard, footer.first_batch, footer.num_batches, rows, size, sha256
-        )
-        self._standing.note(record)
-        return record
+    def _groups(self, footer: Footer, cursors: Cursors) -> Iterator[pa.Table]:
+        row_map = self._writer.row_map(footer)
+        for group in self._writer.groups(footer, row_map):
+            offset = group.epoch * self._dataset_rows[group.dataset] + group.start
+            rows = assemble(cursors, group.dataset, offset, group.count, self._slice_rows)
+            yield self._writer.table(footer, group, rows)

@@ -37,6 +37,7 @@ SOURCES_SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("first_row", pa.int64()),
         ("digest", pa.string()),
+        ("group_rows", pa.list_(pa.int64())),
     ]
 )
 SHARDS_SCHEMA = pa.schema(

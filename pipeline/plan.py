@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mixcore import Allocation, WeightedMixture
+from mixcore import Allocation, Mixture, WeightedMixture
 from mixcore.weighted import batches_filled, batches_until_seen, first_unfillable
 
 from .catalog import Catalog, Dataset, DatasetSpec, SourceFile, scan_datasets, would_take
@@ -73,6 +74,11 @@ class Plan:
         """How batches fall into shards and row groups."""
         return self.manifest.layout
 
+    @functools.cached_property
+    def mixture(self) -> Mixture:
+        """What decides the order."""
+        return self.manifest.mixture()
+
     def save(self, overwrite: bool = False) -> Plan:
         """Write the plan and its tables into the output folder; the plan as written.
 
@@ -123,7 +129,14 @@ class Plan:
         files: dict[str, list[SourceFile]] = {}
         for row in sources:
             files.setdefault(row["dataset"], []).append(
-                SourceFile(row["path"], row["bytes"], row["rows"], row["first_row"], row["digest"])
+                SourceFile(
+                    row["path"],
+                    row["bytes"],
+                    row["rows"],
+                    row["first_row"],
+                    row["digest"],
+                    tuple(row["group_rows"]),
+                )
             )
         catalog = Catalog(
             datasets=tuple(
@@ -312,6 +325,7 @@ def sources_table(catalog: Catalog) -> pa.RecordBatch:
             "rows": [file.num_rows for _, file in rows],
             "first_row": [file.first_row for _, file in rows],
             "digest": [file.digest for _, file in rows],
+            "group_rows": [file.group_rows for _, file in rows],
         },
         schema=SOURCES_SCHEMA,
     )

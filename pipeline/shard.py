@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mixcore import RowMap
+
 from .errors import MixError
 
 MIX_BATCH, MIX_DATASET, MIX_ROW, MIX_EPOCH = "mix_batch", "mix_dataset", "mix_row", "mix_epoch"
@@ -269,20 +271,17 @@ def file_sha256(file: Any) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def provenance(
-    batch: np.ndarray[Any, Any],
-    dataset: np.ndarray[Any, Any],
-    start: np.ndarray[Any, Any],
-    count: np.ndarray[Any, Any],
-    epoch: np.ndarray[Any, Any],
-    names: pa.Array,
-) -> list[pa.Array]:
-    """The provenance columns of run-length rows; ``names`` are the datasets' in order."""
+def provenance(rows: RowMap, first_batch: int, names: pa.Array) -> list[pa.Array]:
+    """The provenance columns of rows whose batch 0 is numbered ``first_batch`` in the mix.
+
+    ``names`` are the datasets' in configured order.
+    """
+    count = rows.count
     ends = np.cumsum(count)
-    row = np.arange(int(ends[-1])) + np.repeat(start - (ends - count), count)
+    row = np.arange(rows.num_rows) + np.repeat(rows.start - (ends - count), count)
     return [
-        pa.array(np.repeat(batch, count)),
-        names.take(pa.array(np.repeat(dataset, count))),
+        pa.array(np.repeat(rows.batch + first_batch, count)),
+        names.take(pa.array(np.repeat(rows.dataset, count))),
         pa.array(row),
-        pa.array(np.repeat(epoch, count)),
+        pa.array(np.repeat(rows.epoch, count)),
     ]

@@ -28,11 +28,12 @@ from apache_beam.options.pipeline_options import (
 
 from .commit import commit
 from .errors import MixError
-from .gather import BuildError, RunWriter
+from .gather import RunWriter
 from .manifest import SCRATCH, Manifest
 from .plan import Plan
 from .shard import ShardRecord
 from .storage import Folder, is_local
+from .writing import BuildError
 
 Run = tuple[int, int]
 """Consecutive shards (first, past the last) that one thread writes in one go."""

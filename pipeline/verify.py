@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from mixcore import Mixture, RowMap, State
@@ -318,15 +317,7 @@ class _Check:
         state = self._true_states.get(record.shard) or self._states[record.shard]
         rows = self._mixture.rows(state, batches)
         for group, (start, stop) in enumerate(layout.groups(batches)):
-            part = slice(*np.searchsorted(rows.batch, (start, stop)))
-            planned = provenance(
-                rows.batch[part] + first,
-                rows.dataset[part],
-                rows.start[part],
-                rows.count[part],
-                rows.epoch[part],
-                self._names,
-            )
+            planned = provenance(rows.between(start, stop), first, self._names)
             table = parquet.read_row_group(group, use_threads=False)
             for field, column in zip(PROVENANCE, planned, strict=True):
                 if not table.column(field.name).combine_chunks().equals(column):

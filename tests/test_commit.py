@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.commit import commit
-from pipeline.gather import BuildError, RunWriter
+from pipeline.gather import RunWriter
 from pipeline.manifest import Manifest
 from pipeline.plan import Plan, plan
 from pipeline.shard import ShardRecord, shard_name
+from pipeline.writing import BuildError
 
 from .mixes import config, write_sources
 

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from pipeline.catalog import Catalog, DatasetSpec, scan_datasets
 from pipeline.formats import parquet
-from pipeline.gather import BuildError, RunWriter, _ahead, assemble
+from pipeline.gather import RunWriter, _ahead, assemble
 from pipeline.plan import plan
 from pipeline.registry import Cursors
 from pipeline.shard import shard_name
+from pipeline.writing import BuildError
 
 from .mixes import config, digests, write_sources
 

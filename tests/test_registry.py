@@ -462,7 +462,7 @@ def test_a_file_that_gives_fewer_rows_than_planned_is_a_changed_source(tmp_path)
     found = numbers(tmp_path, 6000, files=2)
     (web,) = found.datasets
     more = tuple(
-        type(file)(file.path, file.num_bytes, 4000, 4000 * place, file.digest)
+        type(file)(file.path, file.num_bytes, 4000, 4000 * place, file.digest, (4000,))
         for place, file in enumerate(web.files)
     )
     longer = type(web)("web", more, 8000, (0, 8000), None, web.row_bytes)

@@ -18,7 +18,7 @@ import apache_beam as beam
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.gather import BuildError, RunWriter
+from pipeline.gather import RunWriter
 from pipeline.manifest import Manifest, ManifestError
 from pipeline.plan import Plan, plan
 from pipeline.shard import shard_name
@@ -31,6 +31,7 @@ from pipeline.transforms import (
     build,
     runs_of,
 )
+from pipeline.writing import BuildError
 
 from .mixes import WEIGHTS, config, digests, small_mix, table, write_sources
 

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from mixcore import DataBatcher
 from pipeline.errors import MixError
-from pipeline.gather import RunWriter
 from pipeline.manifest import Manifest, ManifestError
 from pipeline.plan import Plan
 from pipeline.reader import ShardReader
 from pipeline.shard import ShardError, write_shard
 from pipeline.storage import Folder
 from pipeline.verify import Fault, origins, verify
+from pipeline.writing import ShardWriter
 
 from .mixes import digests, small_mix
 
@@ -106,7 +106,7 @@ def rewrite_shard(out: Path, shard: int, change: Callable[[pa.Table], pa.Table])
     groups = [
         table.slice(8 * start, 8 * (stop - start)) for start, stop in plan.layout.groups(batches)
     ]
-    write_shard(str(path), plan.schema, plan.options, RunWriter(plan).footer(shard), groups)
+    write_shard(str(path), plan.schema, plan.options, ShardWriter(plan).footer(shard), groups)
     data = path.read_bytes()
     replace_table(
         out,
@@ -275,7 +275,7 @@ def test_a_shard_of_another_schema_is_found_when_every_digest_agrees(copy: Path)
     other = plan.schema.set(0, plan.schema.field(0).with_name("txt"))
     table = pq.read_table(path).rename_columns(other.names)
     groups = [table.slice(0, 24), table.slice(24, 24), table.slice(48, 8)]
-    write_shard(str(path), other, plan.options, RunWriter(plan).footer(3), groups)
+    write_shard(str(path), other, plan.options, ShardWriter(plan).footer(3), groups)
     faults = verify(copy)
     assert {fault.file for fault in faults} == {shard_file(3)}
     assert "'txt'" in faults[-1].reason

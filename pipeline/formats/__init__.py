@@ -30,6 +30,7 @@ class FileScan:
 
     ``num_bytes`` is its size, ``column_bytes`` the stored size of each top-level column (an
     estimate where the format does not say), ``digest`` the hex sha256 that stands for its content.
+    ``group_rows`` are the rows of each part that is decoded as one (a row group).
     """
 
     num_rows: int
@@ -37,6 +38,7 @@ class FileScan:
     digest: str
     schema: pa.Schema
     column_bytes: dict[str, int]
+    group_rows: tuple[int, ...]
 
 
 class Format(Protocol):

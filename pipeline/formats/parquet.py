@@ -93,6 +93,9 @@ def scan(filesystem: fs.FileSystem, path: str) -> FileScan:
             digest=digest,
             schema=schema.remove_metadata(),
             column_bytes=column_bytes,
+            group_rows=tuple(
+                metadata.row_group(place).num_rows for place in range(metadata.num_row_groups)
+            ),
         )
 
 
