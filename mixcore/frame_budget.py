@@ -13,7 +13,7 @@ import json
 import operator
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
@@ -206,6 +206,16 @@ class FrameBudgetSampler:
                 self._counts[epoch] = self._plan.num_batches
             return self._plan
 
+    def padding(self, epoch: int) -> float:
+        """The part of an epoch's padded frames, ``items * longest`` a batch, that no item fills."""
+        plan = self.plan(epoch)
+        lengths = self._lengths[plan.items]
+        first = plan.starts[:-1]
+        # Floats, since the sum of products may pass 63 bits.
+        longest = np.maximum.reduceat(lengths, first).astype(np.float64)
+        padded = float((longest * np.diff(plan.starts)).sum())
+        return 1.0 - float(lengths.sum(dtype=np.float64)) / padded
+
     # Inside.
 
     @property
@@ -349,15 +359,17 @@ class FrameBudgetMixture:
     """The batches of a sampler over the rows of several datasets, as a mixture.
 
     The sampler's items are the rows of all datasets, one dataset after another as in ``names``,
-    ``dataset_rows`` of each. Its states are checkpoints of ``BatchStream``; epochs are the
-    sampler's. Raises ValueError for names that are no distinct strings, for an empty dataset, and
-    for rows that are not one number a dataset or do not add up to the sampler's items.
+    ``dataset_rows`` of each; with ``kept`` only those of these ascending places, an integer array.
+    Its states are checkpoints of ``BatchStream``; epochs are the sampler's. Raises ValueError for
+    names that are no distinct strings, for an empty dataset, for rows that are not one number a
+    dataset or do not add up to the sampler's items, and for ``kept`` that is not a place an item.
     """
 
     sampler: FrameBudgetSampler
     names: tuple[str, ...]
     dataset_rows: tuple[int, ...]
     num_batches: int
+    kept: NDArray[np.integer[Any]] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         names, rows = tuple(self.names), tuple(self.dataset_rows)
@@ -372,9 +384,17 @@ class FrameBudgetMixture:
             as_integer(f"rows of dataset {name!r}", count, 1)
             for name, count in zip(names, rows, strict=True)
         )
-        if sum(rows) != self.sampler.num_items:
+        kept, items = self.kept, self.sampler.num_items
+        if kept is None and sum(rows) != items:
+            raise ValueError(f"the datasets have {sum(rows)} rows, the sampler {items} items")
+        if kept is not None and (
+            len(kept) != items
+            or not 0 <= kept[0] <= kept[-1] < sum(rows)
+            or (kept[1:] <= kept[:-1]).any()
+        ):
             raise ValueError(
-                f"the datasets have {sum(rows)} rows, the sampler {self.sampler.num_items} items"
+                f"kept must be {items} ascending places below {sum(rows)}, one an item,"
+                f" found {len(kept)} from {kept[:1]} to {kept[-1:]}"
             )
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "dataset_rows", rows)
@@ -419,6 +439,8 @@ class FrameBudgetMixture:
             epochs.append(epoch)
             counts.append(len(some))
         item = np.concatenate(items)
+        if self.kept is not None:
+            item = self.kept[item]
         rows = np.array(self.dataset_rows, np.int64)
         ends = np.cumsum(rows)
         dataset = np.searchsorted(ends, item, side="right")
@@ -439,6 +461,10 @@ class FrameBudgetMixture:
         for epoch, first, stop in self._spans(state, num_batches):
             sizes.append(self.sampler.plan(epoch).sizes(first, stop))
         return np.concatenate(sizes)
+
+    def padding(self) -> float:
+        """The part of the first epoch's padded frames that no item fills."""
+        return self.sampler.padding(0)
 
     def _spans(self, state: State, num_batches: int) -> Iterator[tuple[int, int, int]]:
         """The next batches as (epoch, first batch, batch after the last), an epoch each."""
@@ -483,7 +509,7 @@ def _parse_state(sampler: FrameBudgetSampler, state: State) -> tuple[int, int]:
             f"a checkpoint must have the fields {_PLACE}, and may have 'fingerprint' beside"
             f" them, found {[*state]}"
         )
-    epoch, batch_index = (as_integer(field, state[field], 0) for field in _PLACE)
+    epoch, batch_index = (as_integer(name, state[name], 0) for name in _PLACE)
     if "fingerprint" in state and state["fingerprint"] != sampler.fingerprint:
         raise ValueError(
             f"the checkpoint is of another plan: expected fingerprint {sampler.fingerprint!r},"

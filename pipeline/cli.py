@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -10,15 +11,16 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import click
 from pyarrow import fs
 from rich.console import Console
 from rich.table import Table
 
+from .config import byte_size
 from .errors import MixError
 from .manifest import Manifest, ManifestError, exact
 from .plan import Plan
@@ -57,11 +59,14 @@ def _end_interrupted(hint: str) -> NoReturn:
 @click.version_option(__version__, prog_name="mixshards")
 def main() -> None:
     """Settle a mixture of datasets before training, as Parquet shards that resume exactly."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that the terminal's encoding lacks is no reason to end.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _console() -> Console:
     # A table that is piped keeps its columns whole, and a name in brackets is no style of ours.
-    width = None if sys.stdout.isatty() else 10_000
+    width = None if sys.stdout is not None and sys.stdout.isatty() else 10_000
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -80,36 +85,67 @@ def plan(config: str, as_json: bool) -> None:
 def _show_plan(preview: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("dataset")
-    for heading in ("rows", "weight", "asked", "given", "rows used", "epochs", "first batch"):
+    shown = [heading for heading in _COLUMNS if heading[1] in preview["datasets"][0]]
+    for heading, _, _ in shown:
         table.add_column(heading, justify="right")
     for entry in preview["datasets"]:
-        first = entry["first_batch"]
-        table.add_row(
-            entry["name"],
-            f"{entry['rows']:,}",
-            str(entry["weight"]),
-            _percent(entry["share_asked"]),
-            _percent(entry["share_given"]),
-            f"{entry['rows_used']:,}",
-            f"{entry['epochs']:.3f}",
-            f"{first:,}"
-            if first is not None
-            else f"about {entry['about_batch']:,} (not in the mix)",
-        )
+        table.add_row(entry["name"], *(text(entry) for _, _, text in shown))
     console = _console()
     console.print(table)
     free = preview["free_bytes"]
     console.print(
-        f"\n{preview['num_batches']:,} batches of {preview['batch_size']:,} = "
+        f"\n{preview['num_batches']:,} batches of {_batch(preview)} = "
         f"{preview['num_rows']:,} rows in {preview['num_shards']:,} shard(s) of at most "
         f"{preview['batches_per_shard']:,} batches, {preview['batches_per_row_group']:,} a row "
-        f"group (on_exhausted: {preview['on_exhausted']})\n"
+        f"group ({_policy(preview)})\n"
         f"about {_bytes(preview['estimated_bytes'])} into {preview['output']}"
         + (f", {_bytes(free)} free" if free is not None else "")
         + f"\norder {preview['order_id'][:16]}  bytes {preview['bytes_id'][:16]}",
         soft_wrap=True,
     )
     _warn(preview)
+
+
+def _first_batch(entry: dict[str, Any]) -> str:
+    first = entry["first_batch"]
+    return f"{first:,}" if first is not None else f"about {entry['about_batch']:,} (not in the mix)"
+
+
+# Heading, key, and how an entry is told; a mixture without the key has no such column.
+_COLUMNS: tuple[tuple[str, str, Callable[[dict[str, Any]], str]], ...] = (
+    ("rows", "rows", lambda entry: f"{entry['rows']:,}"),
+    ("files", "files", lambda entry: f"{entry['files']:,}"),
+    ("dropped", "rows_dropped", lambda entry: f"{entry['rows_dropped']:,}"),
+    ("weight", "weight", lambda entry: str(entry["weight"])),
+    ("asked", "share_asked", lambda entry: _percent(entry["share_asked"])),
+    ("given", "share_given", lambda entry: _percent(entry["share_given"])),
+    ("rows used", "rows_used", lambda entry: f"{entry['rows_used']:,}"),
+    ("epochs", "epochs", lambda entry: f"{entry['epochs']:.3f}"),
+    ("first batch", "first_batch", _first_batch),
+)
+
+
+def _batch(preview: dict[str, Any]) -> str:
+    """How many rows a batch has."""
+    if "batch_size" in preview:
+        return f"{preview['batch_size']:,}"
+    return f"{preview['mean_batch_size']:,.1f} on average"
+
+
+def _policy(preview: dict[str, Any]) -> str:
+    """What else decides the batches, in a few words."""
+    mixture = preview["mixture"]
+    if mixture["kind"] == "weighted":
+        return f"on_exhausted: {preview['on_exhausted']}"
+    if mixture["kind"] == "frame_budget":
+        times = f"each row {preview['decodes']:,.1f} times"
+        gathered = preview["write_path"] == "gather"
+        path = f"by gather, decoding {times}" if gathered else f"by scatter, not decoding {times}"
+        return (
+            f"frame_budget: {mixture['frame_budget']:,}, {preview['padding']:.2%} padding; {path}"
+        )
+    ends = "endless" if mixture["passes"] is None else f"passes: {mixture['passes']:,}"
+    return f"at most {mixture['max_simultaneous']:,} files at once, {ends}"
 
 
 def _warn(preview: dict[str, Any]) -> None:
@@ -129,11 +165,32 @@ def _bytes(count: float) -> str:
     raise AssertionError
 
 
+def _as_size(_: Any, __: Any, text: str | None) -> int | None:
+    """A number of bytes, written as in a config."""
+    try:
+        return None if text is None else byte_size(int(text) if text.isdecimal() else text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @main.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--overwrite", is_flag=True, help="Replace another mix that stands in the output.")
 @click.option("--threads", type=click.IntRange(1), help="Threads a worker; default: all cores.")
 @click.option("--run-shards", type=click.IntRange(1), help="Shards that a thread writes in one go.")
+@click.option(
+    "--write-path",
+    type=click.Choice(["gather", "scatter"]),
+    help="How rows come together: slices of sources one after another, or rows from anywhere. "
+    "Default: what is cheaper. The bytes are the same.",
+)
+@click.option(
+    "--memory-limit",
+    callback=_as_size,
+    metavar="SIZE",
+    help="Memory that a scatter on this machine may take to tell where rows belong, such as 4GiB; "
+    "default: half of what is free. The rows themselves wait on the disk.",
+)
 @click.option(
     "--shared-filesystem",
     is_flag=True,
@@ -146,6 +203,8 @@ def build(
     overwrite: bool,
     threads: int | None,
     run_shards: int | None,
+    write_path: Literal["gather", "scatter"] | None,
+    memory_limit: int | None,
     shared_filesystem: bool,
     quiet: bool,
     beam_options: tuple[str, ...],
@@ -172,6 +231,8 @@ def build(
             threads=threads,
             run_shards=run_shards,
             shared_filesystem=shared_filesystem,
+            write_path=write_path,
+            memory_limit=memory_limit,
         ),
     )
     if not quiet:
@@ -301,6 +362,10 @@ def _summary(manifest: Manifest) -> str:
         raise ManifestError(f"the manifest cannot be shown: it is damaged: {error!r}") from error
 
 
+def _weight(entry: Mapping[str, Any]) -> str:
+    return f"weight {entry['weight']}, " if "weight" in entry else ""
+
+
 def _summary_of(manifest: Manifest) -> str:
     document, layout = manifest.document, manifest.layout
     lines = [
@@ -314,7 +379,7 @@ def _summary_of(manifest: Manifest) -> str:
     ]
     width = max(len(entry["name"]) for entry in document["datasets"])
     lines += [
-        f"  {entry['name']:{width}}  weight {entry['weight']}, {_percent(entry['share_given'])} of "
+        f"  {entry['name']:{width}}  {_weight(entry)}{_percent(entry['share_given'])} of "
         f"the mix, {int(entry['rows_used']):,} rows ({entry['epochs']:.3f} epochs of "
         f"{int(entry['rows']):,})"
         for entry in document["datasets"]

@@ -1,25 +1,19 @@
-"""The YAML file that a user writes, validated: every problem at once, each with its key and line.
-
-YAML 1.2 core schema, read from ruamel.yaml's events rather than through its constructor. That
-keeps the line of every key and the text of every decimal, and nothing in a file can run code.
-"""
+"""The YAML file that a user writes, validated: all problems at once, each with key and line."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -34,60 +28,40 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    CollectionEndEvent,
-    DocumentStartEvent,
-    MappingStartEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceStartEvent,
-)
-from ruamel.yaml.reader import ReaderError
 
 from .errors import MixError
 from .shard import PROVENANCE
+from .yaml_text import (
+    MAX_INTEGER_DIGITS,
+    MAX_SHOWN,
+    Document,
+    KeyPath,
+    Problem,
+    Unreadable,
+    as_found,
+    as_written,
+    path_text,
+    quoted,
+)
 
 DEFAULT_SHARD_BYTES = 64 << 20
 """Size a shard is aimed at where neither batches_per_shard nor shard_bytes is given, in bytes."""
 
 MAX_BATCH_SIZE = 2**31 - 1
+MAX_EPOCHS = 2**31 - 1  # an epoch is an int32
 MAX_DATASET_NAME = 200
-MAX_INTEGER_DIGITS = 4000  # below the length at which Python refuses to print an int
 MAX_DECIMAL_DIGITS = 100
 PROVENANCE_COLUMNS = tuple(PROVENANCE.names)
 
 _MAX_INTEGER = 10**MAX_INTEGER_DIGITS
 _MAX_INT64 = 2**63 - 1
-_MAX_DEPTH = 10
-_MAX_ALIASED_VALUES = 1_000_000
 _MAX_LEVEL = {"zstd": 22, "gzip": 9}
-_SHOWN = 60
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([a-z]{1,3})", re.IGNORECASE)
 _SIZE_UNITS = {"b": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate("kmgtp", start=1)
     for suffix, base in (("b", 1000), ("ib", 1024))
 }
-
-KeyPath: TypeAlias = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong: where (key path, line counted from 1 or None) and what."""
-
-    path: str
-    line: int | None
-    message: str
-
-    def __str__(self) -> str:
-        """The line of the error text that tells this problem."""
-        where = [f"line {self.line}"] if self.line is not None else []
-        where += [self.path] if self.path else []
-        return ": ".join([", ".join(where), self.message]) if where else self.message
 
 
 class ConfigError(MixError, ValueError):
@@ -134,11 +108,18 @@ def parse_config(text: str, base: str | os.PathLike[str], source: str = "<config
 
     ``source`` is what errors call the text. Raises ConfigError.
     """
-    document = _Document()
+    document = Document()
     try:
         document.read(text)
-    except _Unreadable as error:
+    except Unreadable as error:
         raise ConfigError([*document.problems, error.problem], source) from None
+    if document.root is None and not document.problems:
+        message = f"the file is empty; expected the keys {', '.join(_required(WeightedConfig))}"
+        raise ConfigError([Problem("", None, message)], source)
+    if not isinstance(document.root, dict):
+        message = f"expected a mapping of keys to values, found {as_found(document.root)}"
+        problem = Problem("", document.line_of(()), message)
+        raise ConfigError([*document.problems, problem], source)
     return _validate(document.root, base, source, document.line_of, document.problems)
 
 
@@ -162,47 +143,10 @@ class _RefusedKey(_Refused):
     """The same for the key of a mapping."""
 
 
-def _shown(text: str) -> str:
-    """Text in double quotes, shortened, with what a terminal cannot show escaped."""
-    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-    return json.dumps(text, ensure_ascii=not text.isprintable())
-
-
-def _written(value: object) -> str:
-    """A scalar as YAML writes it without quotes; numbers are shortened."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
-        return f"a number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
-    text = str(value)
-    if isinstance(value, Decimal | float | int) and len(text) > _SHOWN:
-        return text[:_SHOWN] + "…"
-    return text
-
-
-def _found(value: object) -> str:
-    """What stands in the place of what was expected."""
-    if isinstance(value, bool):
-        return f"{_written(value)} (a boolean)"
-    if value is None:
-        return _written(value)
-    if isinstance(value, str):
-        return f"{_shown(value)} (a string)"
-    if isinstance(value, int | float | Decimal):
-        return _written(value)
-    if isinstance(value, Mapping):
-        return "a mapping" if value else "an empty mapping"
-    if isinstance(value, list | tuple):
-        return "a list" if value else "an empty list"
-    return f"an object of type {type(value).__name__}"
-
-
 @lru_cache(1024)  # one mistake is often made in every dataset
 def _did_you_mean(word: str, known: tuple[str, ...]) -> str | None:
     """The known word that was probably meant, as a question."""
-    plain = word[:_SHOWN].lower().replace("-", "_").replace(" ", "_")
+    plain = word[:MAX_SHOWN].lower().replace("-", "_").replace(" ", "_")
     close = difflib.get_close_matches(plain, known, n=1)
     return f'did you mean "{close[0]}"?' if close else None
 
@@ -216,9 +160,11 @@ def _whole(at_most: int = _MAX_INT64, at_least: int = 1) -> Callable[[Any], int]
 
     def check(value: Any) -> int:
         if not _is_int(value) or value < at_least:
-            raise _Refused(f"expected a whole number of at least {at_least}, found {_found(value)}")
+            raise _Refused(
+                f"expected a whole number of at least {at_least}, found {as_found(value)}"
+            )
         if value > at_most:
-            raise _Refused(f"expected a whole number of at most {at_most}, found {_found(value)}")
+            raise _Refused(f"expected a whole number of at most {at_most}, found {as_found(value)}")
         return int(value)
 
     return check
@@ -231,7 +177,7 @@ def _one_of(*choices: str) -> Callable[[Any], str]:
         if isinstance(value, str) and value in choices:
             return value
         hint = _did_you_mean(value, choices) if isinstance(value, str) else None
-        text = f"expected one of {', '.join(choices)}; found {_found(value)}"
+        text = f"expected one of {', '.join(choices)}; found {as_found(value)}"
         raise _Refused(f"{text}; {hint}" if hint else text)
 
     return check
@@ -241,11 +187,11 @@ def _text(value: Any) -> str:
     """A string that names something: not blank, and every system can store it."""
     if not isinstance(value, str):
         hint = "; write it in quotes" if isinstance(value, int | float | Decimal) else ""
-        raise _Refused(f"expected a string, found {_found(value)}{hint}")
+        raise _Refused(f"expected a string, found {as_found(value)}{hint}")
     if not value.strip():
-        raise _Refused(f"expected a string that is not empty, found {_found(value)}")
+        raise _Refused(f"expected a string that is not empty, found {as_found(value)}")
     if "\0" in value or not _encodes(value):
-        raise _Refused(f"{_shown(value)} holds a character that no name can have")
+        raise _Refused(f"{quoted(value)} holds a character that no name can have")
     return value
 
 
@@ -273,10 +219,10 @@ def _key(value: Any) -> str:
 
 
 def _not_a_string_key(value: Any) -> str:
-    text = f"expected a string as key, found {_found(value)}"
+    text = f"expected a string as key, found {as_found(value)}"
     if not isinstance(value, bool | int | float | Decimal):
         return text
-    return f'{text}; write it in quotes: "{_written(value)}"'
+    return f'{text}; write it in quotes: "{as_written(value)}"'
 
 
 def _dataset_name(value: Any) -> str:
@@ -303,7 +249,7 @@ def _mapping_of(what: str) -> Callable[[Any], dict[Any, Any]]:
 
     def check(value: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping) or not value:
-            raise _Refused(f"expected a mapping of {what}, at least one; found {_found(value)}")
+            raise _Refused(f"expected a mapping of {what}, at least one; found {as_found(value)}")
         return dict(value)
 
     return check
@@ -318,13 +264,13 @@ def _listed(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str | PurePath):
         return (_location(value),)  # here, so that a problem is not said to be of path[0]
     hint = "; write it in quotes" if isinstance(value, int | float | Decimal) else ""
-    raise _Refused(f"expected a path or a list of paths, found {_found(value)}{hint}")
+    raise _Refused(f"expected a path or a list of paths, found {as_found(value)}{hint}")
 
 
 def _listed_once(paths: tuple[str, ...]) -> tuple[str, ...]:
     twice = [path for path, times in Counter(paths).items() if times > 1]
     if twice:
-        raise _Refused(*(f"{_shown(path)} is listed twice; list it once" for path in twice))
+        raise _Refused(*(f"{quoted(path)} is listed twice; list it once" for path in twice))
     return paths
 
 
@@ -335,22 +281,22 @@ def _weight(value: Any) -> int | Decimal:
         value = Decimal(float.__repr__(value))
     if _is_int(value):
         if value < 1:
-            raise _Refused(f"{expected}, found {_found(value)}")
+            raise _Refused(f"{expected}, found {as_found(value)}")
         if value >= _MAX_INTEGER:
-            raise _Refused(f"expected at most {MAX_INTEGER_DIGITS} digits, found {_found(value)}")
+            raise _Refused(f"expected at most {MAX_INTEGER_DIGITS} digits, found {as_found(value)}")
         return int(value)
     if not isinstance(value, Decimal) or not value.is_finite() or value <= 0:
-        raise _Refused(f"{expected}, found {_found(value)}")
+        raise _Refused(f"{expected}, found {as_found(value)}")
     exponent = int(value.as_tuple().exponent)
     if value.adjusted() >= MAX_DECIMAL_DIGITS or -exponent > MAX_DECIMAL_DIGITS:
         raise _Refused(
             f"expected a decimal with at most {MAX_DECIMAL_DIGITS} digits before its point and "
-            f"{MAX_DECIMAL_DIGITS} after it, found {_found(value)}"
+            f"{MAX_DECIMAL_DIGITS} after it, found {as_found(value)}"
         )
     return value
 
 
-def _size(value: Any) -> int:
+def byte_size(value: Any) -> int:
     """A number of bytes, or text such as 256MiB."""
     expected = "expected a whole number of bytes, at least 1, or a size such as 256MiB or 1GB"
     size = Fraction(value) if _is_int(value) else Fraction(0)
@@ -358,9 +304,9 @@ def _size(value: Any) -> int:
     if match and match[2].lower() in _SIZE_UNITS:
         size = Fraction(match[1]) * _SIZE_UNITS[match[2].lower()]
     if size < 1 or size.denominator != 1:
-        raise _Refused(f"{expected}; found {_found(value)}")
+        raise _Refused(f"{expected}; found {as_found(value)}")
     if size > _MAX_INT64:
-        raise _Refused(f"expected at most {_MAX_INT64} bytes, found {_found(value)}")
+        raise _Refused(f"expected at most {_MAX_INT64} bytes, found {as_found(value)}")
     return int(size)
 
 
@@ -368,7 +314,7 @@ def _row_range(value: Any) -> tuple[int, int | None]:
     """[start, stop], counted from 0, stop not taken; null is the start or the end."""
     expected = "expected [start, stop], each a row number counted from 0 or null"
     if not isinstance(value, list | tuple):
-        raise _Refused(f"{expected}; found {_found(value)}")
+        raise _Refused(f"{expected}; found {as_found(value)}")
     if len(value) != 2:
         raise _Refused(f"{expected}; found a list of {len(value)}")
     refused = []
@@ -385,9 +331,24 @@ def _row_range(value: Any) -> tuple[int, int | None]:
     return start, stop
 
 
-Count: TypeAlias = Annotated[int, PlainValidator(_whole())]
+def _one_of_two(value: Any, other: str, info: ValidationInfo) -> bool:
+    """Whether a key or the one above it is given. Raises _Refused where both are."""
+    beside = info.data.get(other, "not valid")
+    if value is not None and beside is not None:
+        raise _Refused(f"given beside {other}; give one of the two")
+    return value is not None or beside is not None
+
+
 Text: TypeAlias = Annotated[str, PlainValidator(_text)]
 Location: TypeAlias = Annotated[str, PlainValidator(_location)]
+Count: TypeAlias = Annotated[int, PlainValidator(_whole())]
+Epochs: TypeAlias = Annotated[int, PlainValidator(_whole(MAX_EPOCHS))]
+Natural: TypeAlias = Annotated[int, PlainValidator(_whole(at_least=0))]
+BatchSize: TypeAlias = Annotated[
+    int,
+    PlainValidator(_whole(MAX_BATCH_SIZE)),
+    Field(description="a number of items, such as 512"),
+]
 
 
 class _Section(BaseModel):
@@ -401,8 +362,8 @@ class _Section(BaseModel):
         value = dict(value) if isinstance(value, cls) else value
         fields = cls.model_fields
         if not isinstance(value, Mapping):
-            known = ", ".join(fields)
-            raise _Refused(f"expected a mapping with keys among {known}; found {_found(value)}")
+            known = ", ".join(_keys(cls))
+            raise _Refused(f"expected a mapping with keys among {known}; found {as_found(value)}")
         return {
             key: item
             for key, item in value.items()
@@ -410,41 +371,62 @@ class _Section(BaseModel):
         }
 
 
-class DatasetConfig(_Section):
-    """One dataset of the mix, as written."""
+def _required(section: type[_Section]) -> list[str]:
+    return [name for name, known in section.model_fields.items() if known.is_required()]
 
-    path: Annotated[
-        tuple[Location, ...], BeforeValidator(_listed), AfterValidator(_listed_once)
-    ] = Field(description="a file, folder or glob, or a list of them")
+
+def _keys(section: type[_Section]) -> tuple[str, ...]:
+    """The keys of a section, those that must be given first."""
+    return tuple(dict.fromkeys([*_required(section), *section.model_fields]))
+
+
+Paths: TypeAlias = Annotated[
+    tuple[Location, ...],
+    BeforeValidator(_listed),
+    AfterValidator(_listed_once),
+    Field(description="a file, folder or glob, or a list of them"),
+]
+RowRange: TypeAlias = Annotated[tuple[int, int | None], PlainValidator(_row_range)]
+Columns: TypeAlias = Annotated[
+    dict[Annotated[str, PlainValidator(_column_name)], Text],
+    BeforeValidator(_mapping_of("our column names to the source's")),
+]
+
+
+class DatasetConfig(_Section):
+    """One dataset of a weighted mix, as written."""
+
+    path: Paths
     weight: Annotated[int | Decimal, PlainValidator(_weight)] = Field(
         description="the dataset's share, such as 3 or 0.5"
     )
-    rows: Annotated[tuple[int, int | None], PlainValidator(_row_range)] = (0, None)
-    columns: (
-        Annotated[
-            dict[Annotated[str, PlainValidator(_column_name)], Text],
-            BeforeValidator(_mapping_of("our column names to the source's")),
-        ]
-        | None
-    ) = None
+    rows: RowRange = (0, None)
+    columns: Columns | None = None
 
 
-class Config(_Section):
-    """A validated configuration, made by ``load_config``, ``parse_config``, ``config_from_dict``.
+class UnweightedDatasetConfig(_Section):
+    """One dataset of a mix that knows no weights, as written."""
 
-    Paths and weights stand as written; local relative paths are relative to ``base``.
-    """
+    path: Paths
+    rows: RowRange = (0, None)
+    columns: Columns | None = None
+
+
+_Dataset = TypeVar("_Dataset", DatasetConfig, UnweightedDatasetConfig)
+Datasets: TypeAlias = Annotated[
+    dict[Annotated[str, PlainValidator(_dataset_name)], _Dataset],
+    BeforeValidator(_mapping_of("dataset names to datasets")),
+]
+
+
+class _Mix(_Section):
+    """What is said of a mix whatever its mixture."""
 
     output: Location = Field(description="the folder or URI to write the mix to")
-    batch_size: Annotated[int, PlainValidator(_whole(MAX_BATCH_SIZE))] = Field(
-        description="a number of items, such as 512"
-    )
+    mixture: str
     num_batches: Count | None = None
-    on_exhausted: Annotated[
-        Literal["error", "stop", "repeat"], PlainValidator(_one_of("error", "stop", "repeat"))
-    ] = Field("error", validate_default=True)
     batches_per_shard: Count | None = None
-    shard_bytes: Annotated[int, PlainValidator(_size)] | None = None
+    shard_bytes: Annotated[int, PlainValidator(byte_size)] | None = None
     batches_per_step: Count | None = None
     batches_per_row_group: Count | None = None
     compression: Annotated[
@@ -452,10 +434,6 @@ class Config(_Section):
         PlainValidator(_one_of("zstd", "lz4", "snappy", "gzip", "none")),
     ] = "zstd"
     compression_level: Count | None = Field(None, validate_default=True)
-    datasets: Annotated[
-        dict[Annotated[str, PlainValidator(_dataset_name)], DatasetConfig],
-        BeforeValidator(_mapping_of("dataset names to datasets")),
-    ] = Field(description="a mapping of names to datasets, each with path and weight")
 
     _base: Path = PrivateAttr(default_factory=Path)
 
@@ -464,48 +442,24 @@ class Config(_Section):
         """The folder that local relative paths are relative to."""
         return self._base
 
-    @cached_property
-    def weights(self) -> tuple[int, ...]:
-        """Weights in configured order: as written where all are written as integers, else all
-        multiplied by the least power of ten that makes every one whole."""
-        written = [Fraction(dataset.weight) for dataset in self.datasets.values()]
-        denominator = math.lcm(*(weight.denominator for weight in written))
-        scale = 1
-        while scale % denominator:
-            scale *= 10
-        return tuple(int(weight * scale) for weight in written)
-
     def resolved(self) -> dict[str, Any]:
-        """JSON-able: every key with its default filled in, ``weights`` for the weights.
+        """JSON-able: every key with its default filled in.
 
         Integers from 2^53 are decimal strings. ``base`` is left out; paths stand as written.
         """
         config = self.model_dump()
         if self.batches_per_shard is None and self.shard_bytes is None:
             config["shard_bytes"] = DEFAULT_SHARD_BYTES
-        for dataset, weight in zip(config["datasets"].values(), self.weights, strict=True):
-            dataset["weight"] = weight
         resolved: dict[str, Any] = _jsonable(config)
         return resolved
 
     # A field's validator sees the fields above it that are valid, so what two fields say together
     # is reported beside what is wrong with others.
 
-    @field_validator("on_exhausted")
-    @classmethod
-    def _ends(cls, value: str, info: ValidationInfo) -> str:
-        if value == "error" and info.data.get("num_batches", 0) is None:
-            raise _Refused(
-                '"error" needs to know how long the mix is: give num_batches, or choose '
-                "on_exhausted: stop or repeat"
-            )
-        return value
-
     @field_validator("shard_bytes", mode="before")
     @classmethod
     def _one_shard_size(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.data.get("batches_per_shard", "not valid") is not None:
-            raise _Refused("given beside batches_per_shard; give one of the two")
+        _one_of_two(value, "batches_per_shard", info)
         return value
 
     @field_validator("batches_per_step")
@@ -547,10 +501,132 @@ class Config(_Section):
         if compression not in _MAX_LEVEL:
             raise _Refused(f"{compression} has no levels, only zstd and gzip do; leave it out")
         if value > _MAX_LEVEL[compression]:
+            most = _MAX_LEVEL[compression]
+            raise _Refused(f"expected 1 to {most} for {compression}, found {as_found(value)}")
+        return value
+
+
+class WeightedConfig(_Mix):
+    """A mix in which every batch holds its datasets in the proportion of their weights."""
+
+    mixture: Literal["weighted"] = "weighted"
+    batch_size: BatchSize
+    on_exhausted: Annotated[
+        Literal["error", "stop", "repeat"], PlainValidator(_one_of("error", "stop", "repeat"))
+    ] = Field("error", validate_default=True)
+    datasets: Datasets[DatasetConfig] = Field(
+        description="a mapping of names to datasets, each with path and weight"
+    )
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """Weights in configured order: as written where all are written as integers, else all
+        multiplied by the least power of ten that makes every one whole."""
+        written = [Fraction(dataset.weight) for dataset in self.datasets.values()]
+        denominator = math.lcm(*(weight.denominator for weight in written))
+        scale = 1
+        while scale % denominator:
+            scale *= 10
+        return tuple(int(weight * scale) for weight in written)
+
+    def resolved(self) -> dict[str, Any]:
+        """As for every mix, with ``weights`` for what was written."""
+        config = super().resolved()
+        for dataset, weight in zip(config["datasets"].values(), self.weights, strict=True):
+            dataset["weight"] = _jsonable(weight)
+        return config
+
+    @field_validator("on_exhausted")
+    @classmethod
+    def _ends(cls, value: str, info: ValidationInfo) -> str:
+        if value == "error" and info.data.get("num_batches", 0) is None:
             raise _Refused(
-                f"expected 1 to {_MAX_LEVEL[compression]} for {compression}, found {_found(value)}"
+                '"error" needs to know how long the mix is: give num_batches, or choose '
+                "on_exhausted: stop or repeat"
             )
         return value
+
+
+class FrameBudgetConfig(_Mix):
+    """A mix of batches of items of similar length, each within a budget of frames.
+
+    ``length_column`` and ``length_of`` name columns as the shards call them.
+    """
+
+    mixture: Literal["frame_budget"] = "frame_budget"
+    frame_budget: Count = Field(
+        description="the most a batch may take, its items times its longest length, such as 16000"
+    )
+    pool_size: Count = Field(
+        description="how many items are sorted by length together, such as 4096"
+    )
+    max_items: Count | None = None
+    seed: Natural = 0
+    stream: Natural = 0
+    length_column: Text | None = None
+    length_of: Text | None = Field(None, validate_default=True)
+    on_too_long: Annotated[Literal["error", "drop"], PlainValidator(_one_of("error", "drop"))] = (
+        "error"
+    )
+    epochs: Epochs | None = Field(None, validate_default=True)
+    datasets: Datasets[UnweightedDatasetConfig] = Field(
+        description="a mapping of names to datasets, each with path"
+    )
+
+    @field_validator("length_of", mode="before")
+    @classmethod
+    def _one_length(cls, value: Any, info: ValidationInfo) -> Any:
+        if not _one_of_two(value, "length_column", info):
+            raise _Refused(
+                "missing; give length_column, a column that holds the length of each item, or "
+                "length_of, a column of lists or texts whose length is taken"
+            )
+        return value
+
+    @field_validator("epochs", mode="before")
+    @classmethod
+    def _one_epoch_by_default(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if _one_of_two(value, "num_batches", info) else 1
+
+
+class ReservoirConfig(_Mix):
+    """A mix whose every item is drawn at random from a few sources that are open at once."""
+
+    mixture: Literal["reservoir"] = "reservoir"
+    batch_size: BatchSize
+    max_simultaneous: Count = Field(description="how many sources are open at once, such as 16")
+    seed: Natural = 0
+    passes: Epochs | None = Field(None, validate_default=True)
+    datasets: Datasets[UnweightedDatasetConfig] = Field(
+        description="a mapping of names to datasets, each with path"
+    )
+
+    @field_validator("passes", mode="before")
+    @classmethod
+    def _ends(cls, value: Any, info: ValidationInfo) -> Any:
+        if not _one_of_two(value, "num_batches", info):
+            raise _Refused(
+                "missing; give passes, how often every source is read, or num_batches, how long "
+                "the mix is"
+            )
+        return value
+
+
+Config: TypeAlias = WeightedConfig | FrameBudgetConfig | ReservoirConfig
+"""A validated configuration, made by ``load_config``, ``parse_config``, ``config_from_dict``.
+
+Paths and weights stand as written; local relative paths are relative to ``base``.
+"""
+
+_KINDS: dict[str, type[Config]] = {
+    "weighted": WeightedConfig,
+    "frame_budget": FrameBudgetConfig,
+    "reservoir": ReservoirConfig,
+}
+_WHY_NO_WEIGHT = {
+    "frame_budget": "an epoch holds every item once",
+    "reservoir": "every open source is as likely as the next",
+}
 
 
 def _jsonable(value: Any) -> Any:
@@ -572,17 +648,9 @@ def _validate(
     found: Sequence[Problem],
 ) -> Config:
     """The config that ``value`` describes, or ConfigError with what was found and is found."""
-    problems = list(found)
-    config = None
-    try:
-        config = Config.model_validate(value)
-    except ValidationError as error:
-        known = {(problem.path, problem.line) for problem in found}
-        problems += [
-            problem
-            for problem in _problems(error, line_of)
-            if (problem.path, problem.line) not in known
-        ]
+    known = {(problem.path, problem.line) for problem in found}
+    config, refused = _read(value, line_of)
+    problems = [*found, *(item for item in refused if (item.path, item.line) not in known)]
     if config is None or problems:
         problems.sort(key=lambda problem: (problem.line is None, problem.line or 0))
         raise ConfigError(problems, source)
@@ -590,8 +658,27 @@ def _validate(
     return config
 
 
+def _read(
+    value: Any, line_of: Callable[[KeyPath], int | None]
+) -> tuple[Config | None, list[Problem]]:
+    """The config of the mixture that ``value`` names, or what is wrong with it."""
+    written = value.get("mixture") if isinstance(value, Mapping) else None
+    try:
+        mixture = "weighted" if written is None else _one_of(*_KINDS)(written)
+    except _Refused as refused:
+        # Keys cannot be judged without a mixture, but what no mixture takes is wrong anyway.
+        tried = [_read({**value, "mixture": kind}, line_of)[1] for kind in _KINDS]
+        always = set.intersection(*map(set, tried))
+        problem = Problem("mixture", line_of(("mixture",)), str(refused))
+        return None, [problem, *(item for item in tried[0] if item in always)]
+    try:
+        return _KINDS[mixture].model_validate(value), []
+    except ValidationError as error:
+        return None, list(_problems(error, mixture, line_of))
+
+
 def _problems(
-    error: ValidationError, line_of: Callable[[KeyPath], int | None]
+    error: ValidationError, mixture: str, line_of: Callable[[KeyPath], int | None]
 ) -> Iterator[Problem]:
     """Pydantic's errors in our words."""
     for detail in error.errors(include_url=False):
@@ -602,263 +689,33 @@ def _problems(
         elif detail["type"] == "invalid_key":
             at = (*at[:-1], detail["input"])
         indexed = at[2:3] == ("path",)
-        path = _path_text(
-            tuple(part if indexed and i == 3 else _written(part) for i, part in enumerate(at))
+        path = path_text(
+            tuple(part if indexed and i == 3 else as_written(part) for i, part in enumerate(at))
         )
-        section = Config if len(at) == 1 else DatasetConfig
+        section: type[_Section] = _KINDS[mixture]
+        if len(at) > 1:
+            section = DatasetConfig if mixture == "weighted" else UnweightedDatasetConfig
         if isinstance(cause, _Refused):
             messages = cause.args
         elif detail["type"] == "missing":
             messages = (f"missing; give {section.model_fields[at[-1]].description}",)
         elif detail["type"] in ("extra_forbidden", "invalid_key"):
-            known = tuple(section.model_fields)
-            hint = _did_you_mean(_written(at[-1]), known)
-            messages = (f"unknown key; {hint or 'the keys here are ' + ', '.join(known)}",)
+            messages = (_not_known(at, section, mixture),)
         else:
-            messages = (f"not a value that can stand here: {_found(detail['input'])}",)
+            messages = (f"not a value that can stand here: {as_found(detail['input'])}",)
         for message in messages:
             yield Problem(path, line_of(at), message)
 
 
-def _path_text(path: KeyPath) -> str:
-    """A key path such as ``datasets.web.path[1]``: keys are strings, places in a list are ints.
-
-    Keys that would not read well are quoted.
-    """
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            plain = len(part) <= _SHOWN and re.fullmatch(r"[\w/*+@-]+", part)
-            text += "." * bool(text) + (part if plain else _shown(part))
-    return text
-
-
-# From YAML to plain values.
-
-_NULL = {"", "~", "null", "Null", "NULL"}
-_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_DECIMAL_INT = re.compile(r"[-+]?[0-9]+")
-_OTHER_INT = re.compile(r"0(o[0-7]+|x[0-9a-fA-F]+)")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-
-
-def _plain_scalar(text: str) -> Any:
-    """What an unquoted scalar is in the YAML 1.2 core schema; a decimal is taken from its text."""
-    if text in _NULL:
-        return None
-    if text in _BOOL:
-        return _BOOL[text]
-    if _DECIMAL_INT.fullmatch(text) and len(text) <= MAX_INTEGER_DIGITS + 1:
-        return int(text)
-    if _OTHER_INT.fullmatch(text) and len(text) <= MAX_INTEGER_DIGITS:
-        return int(text, 0)
-    if _NOT_FINITE.fullmatch(text):
-        return Decimal(text.replace(".", ""))
-    if _FLOAT.fullmatch(text):
-        try:
-            return Decimal(text)
-        except InvalidOperation:  # an exponent past 10^18
-            sign = "-" if re.search("[eE]-", text) else ""
-            return Decimal(f"1e{sign}999999999999999999")
-    return text
-
-
-def _with_pairs_joined(text: str) -> str:
-    """Text in which each surrogate pair, as JSON writers escape with, is one character."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
-
-
-class _Unreadable(Exception):
-    """Reading cannot go on."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.problem = problem
-
-
-@dataclass
-class _Open:
-    """A mapping or list of which the end has not been read."""
-
-    value: dict[Any, Any] | list[Any]
-    anchor: str | None
-    size_before: int
-    lines: dict[Any, int]
-    key: Any = None
-    has_key: bool = False
-    drop: bool = False  # the value to come belongs to a key that was refused
-
-
-@dataclass
-class _Document:
-    """One YAML document: its value, the line of each key and item, and what is wrong with it."""
-
-    root: Any = None
-    problems: list[Problem] = field(default_factory=list)
-    _root_line: int = 1
-    _lines: dict[int, dict[Any, int]] = field(default_factory=dict)  # by id of mapping or list
-    _open: list[_Open] = field(default_factory=list)
-    _anchors: dict[str, tuple[Any, int]] = field(default_factory=dict)  # value and its size
-    _size: int = 0  # values read, an alias counted as all that it stands for
-    _aliased: int = 0
-
-    def line_of(self, path: KeyPath) -> int | None:
-        """The line that the key path stands on, or the nearest line around it."""
-        value, line = self.root, self._root_line
-        for key in path:
-            lines = self._lines[id(value)] if isinstance(value, dict | list) else {}
-            if key not in lines:
-                break
-            line, value = lines[key], value[key]
-        return line
-
-    def read(self, text: str) -> None:
-        """Read the only document of a text. Raises _Unreadable where reading cannot go on."""
-        documents = 0
-        for event in _events(text):
-            line = event.start_mark.line + 1
-            if isinstance(event, DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    self._give_up(line, 'expected one YAML document, found another after "---"')
-                if event.version not in (None, (1, 2)):
-                    self._give_up(line, "expected YAML 1.2; remove the %YAML line")
-            elif isinstance(event, CollectionEndEvent):
-                self._close()
-            elif isinstance(event, NodeEvent):
-                self._take(event, line)
-        if self.root is None and not self.problems:
-            self._give_up(None, f"the file is empty; expected the keys {', '.join(_required())}")
-        if not isinstance(self.root, dict):
-            self._give_up(
-                self._root_line, f"expected a mapping of keys to values, found {_found(self.root)}"
-            )
-
-    def _take(self, event: Any, line: int) -> None:
-        """Put a value, or the start of one, where it belongs."""
-        self._size += 1
-        if getattr(event, "tag", None) is not None:
-            tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
-            self._problem(line, f"tags such as {_shown(tag)} are not allowed; write a plain value")
-        if isinstance(event, AliasEvent):
-            self._put(self._aliased_value(event.anchor, line), line)
-            return
-        self._anchors.pop(event.anchor, None)
-        if isinstance(event, ScalarEvent):
-            plain = event.style is None
-            value = _plain_scalar(event.value) if plain else _with_pairs_joined(event.value)
-            if plain and value == "<<" and self._wants_key():
-                self._problem(line, 'merge keys ("<<") are not YAML 1.2; write the keys out')
-                self._open[-1].has_key = self._open[-1].drop = True
-            else:
-                self._put(value, line)
-            if event.anchor is not None:
-                self._anchors[event.anchor] = value, 1
-        elif isinstance(event, MappingStartEvent | SequenceStartEvent):
-            if len(self._open) == _MAX_DEPTH:
-                self._give_up(line, f"nested more than {_MAX_DEPTH} deep")
-            value = {} if isinstance(event, MappingStartEvent) else []
-            self._put(value, line)
-            lines = self._lines[id(value)] = {}
-            self._open.append(_Open(value, event.anchor, self._size, lines))
-
-    def _close(self) -> None:
-        closed = self._open.pop()
-        if closed.anchor is not None:
-            size = self._size - closed.size_before + 1
-            self._anchors[closed.anchor] = closed.value, size
-
-    def _aliased_value(self, anchor: str, line: int) -> Any:
-        if anchor in self._anchors:
-            value, size = self._anchors[anchor]
-            self._size += size
-            self._aliased += size
-            if self._aliased > _MAX_ALIASED_VALUES:
-                self._give_up(line, f"aliases stand for more than {_MAX_ALIASED_VALUES} values")
-            return value
-        if any(around.anchor == anchor for around in self._open):
-            self._problem(line, f"{_shown('*' + anchor)} stands for a value that holds it")
-        else:
-            self._problem(
-                line,
-                f"{_shown('*' + anchor)} stands for nothing; "
-                "write a text that begins with * in quotes",
-            )
-        return None
-
-    def _wants_key(self) -> bool:
-        around = self._open[-1] if self._open else None
-        return around is not None and isinstance(around.value, dict) and not around.has_key
-
-    def _put(self, value: Any, line: int) -> None:
-        """Make a value the root, the next item, the next key or the value of the last key."""
-        if not self._open:
-            self.root, self._root_line = value, line
-            return
-        around = self._open[-1]
-        if isinstance(around.value, list):
-            around.lines[len(around.value)] = line
-            around.value.append(value)
-        elif around.has_key:
-            if not around.drop:
-                around.value[around.key] = value
-            around.has_key = around.drop = False
-        elif isinstance(value, dict | list):
-            kind = "mapping" if isinstance(value, dict) else "list"
-            self._give_up(line, f"expected a string as key, found a {kind}")
-        else:
-            around.key, around.has_key = value, True
-            around.drop = value in around.lines
-            if around.drop:
-                first = around.lines[value]
-                self._problem(line, f"given twice, first on line {first} and again on line {line}")
-            else:
-                around.lines[value] = line
-
-    def _path(self) -> str:
-        """The key path of what is being read."""
-        path: list[Any] = []
-        for around in self._open:
-            last = around is self._open[-1]
-            if isinstance(around.value, list):
-                path.append(len(around.value) - (not last))
-            elif around.has_key or not last:
-                path.append(_written(around.key))
-        return _path_text(tuple(path))
-
-    def _problem(self, line: int, message: str) -> None:
-        self.problems.append(Problem(self._path(), line, message))
-
-    def _give_up(self, line: int | None, message: str) -> None:
-        raise _Unreadable(Problem(self._path(), line, message))
-
-
-def _required() -> list[str]:
-    return [name for name, known in Config.model_fields.items() if known.is_required()]
-
-
-def _events(text: str) -> Iterator[Any]:
-    """The events of a YAML text. Raises _Unreadable where it is not YAML."""
-    try:
-        yield from YAML(typ="safe", pure=True).parse(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        began = error.context_mark.line + 1 if error.context_mark else None
-        message = f"not valid YAML: {' '.join(filter(None, (error.problem, error.context)))}"
-        if mark and began and began != mark.line + 1:
-            message += f" that begins on line {began}"
-        if "'\\t'" in message:
-            message += "; indent with spaces"
-        if "an alias" in message:
-            message += "; write a text that begins with * in quotes"
-        raise _Unreadable(Problem("", mark.line + 1 if mark else None, message)) from None
-    except ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        message = f"not valid YAML: character U+{error.character:04X} is not allowed"
-        raise _Unreadable(Problem("", line, message)) from None
-    except Exception:  # the scanner lets others through, such as OverflowError for "\UFFFFFFFF"
-        message = "not valid YAML: an escape sequence or directive that cannot be read"
-        raise _Unreadable(Problem("", None, message)) from None
+def _not_known(at: KeyPath, section: type[_Section], mixture: str) -> str:
+    """What is said of a key that its section does not have."""
+    key = at[-1]
+    if len(at) > 1 and key == "weight":
+        why = _WHY_NO_WEIGHT[mixture]
+        return f"weight has no place in a {mixture} mixture: {why}; leave it out"
+    owners = [name for name, kind in _KINDS.items() if key in kind.model_fields]
+    if len(at) == 1 and owners:
+        return f"{key} belongs to mixture: {' or '.join(owners)}; this one is {mixture}"
+    known = _keys(section)
+    hint = _did_you_mean(as_written(key), known)
+    return f"unknown key; {hint or 'the keys here are ' + ', '.join(known)}"

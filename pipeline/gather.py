@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from .plan import Plan
 from .registry import Cursors
+from .scatter import SourceGroups, collect
 from .shard import Footer, ShardRecord, file_sha256
 from .writing import ShardWriter
 
@@ -30,29 +32,29 @@ _AHEAD_BYTES = 256 << 20
 
 def assemble(
     cursors: Cursors,
-    dataset: NDArray[np.int32],
+    stream: NDArray[np.integer[Any]],
     offset: NDArray[np.int64],
     count: NDArray[np.int64],
     slice_rows: float,
 ) -> pa.Table:
     """The payload rows of run-length pieces, in the order of the pieces.
 
-    The pieces of one dataset must follow on each other, as those of consecutive batches do. Long
-    ones are sliced; where they have fewer than ``slice_rows`` rows on average, each dataset gives
+    The pieces of one stream must follow on each other, as those of consecutive batches do. Long
+    ones are sliced; where they have fewer than ``slice_rows`` rows on average, each stream gives
     one slice and an index does the rest.
     """
     if count.sum() >= slice_rows * len(count):
         slices: list[pa.RecordBatch] = []
-        for piece in zip(dataset.tolist(), offset.tolist(), count.tolist(), strict=True):
+        for piece in zip(stream.tolist(), offset.tolist(), count.tolist(), strict=True):
             slices.extend(cursors.read(*piece))
         return pa.Table.from_batches(slices)
-    order = np.argsort(dataset, kind="stable")
-    starts = np.flatnonzero(np.diff(dataset[order], prepend=-1))
+    order = np.argsort(stream, kind="stable")
+    starts = np.flatnonzero(np.diff(stream[order], prepend=-1))
     totals = np.add.reduceat(count[order], starts)
     firsts = order[starts]
     slices = []
     for piece in zip(
-        dataset[firsts].tolist(), offset[firsts].tolist(), totals.tolist(), strict=True
+        stream[firsts].tolist(), offset[firsts].tolist(), totals.tolist(), strict=True
     ):
         slices.extend(cursors.read(*piece))
     # Where each piece lies among the slices, and from there where each of its rows does.
@@ -96,15 +98,20 @@ class RunWriter:
 
     def __init__(self, plan: Plan, crews: int = 1) -> None:
         self._writer = ShardWriter(plan)
-        self._catalog = plan.catalog
+        self._streams = plan.streams
         # Open files and decoded rows are bounded for the worker, so its crews share them out.
         self._crews = crews
         self._max_open = max(32, _OPEN_FILES // crews)
+        self._active = None if plan.streams is None else plan.streams.active
+        if self._active is not None:
+            self._max_open = min(self._max_open, self._active)
         self._max_bytes = max(64 << 20, _DECODED_BYTES // crews)
         datasets = plan.catalog.datasets
-        self._dataset_rows = np.array([d.num_rows for d in datasets], np.int64)
-        row_bytes = sum(d.row_bytes * d.num_rows for d in datasets) / int(self._dataset_rows.sum())
+        rows = sum(dataset.num_rows for dataset in datasets)
+        row_bytes = sum(d.row_bytes * d.num_rows for d in datasets) / rows
         self._slice_rows = _SLICE_BYTES / max(1.0, row_bytes)
+        # Where rows lie anywhere, every shard asks all row groups for its own.
+        self._sources = SourceGroups(plan.catalog) if plan.streams is None else None
 
     def write(
         self, start: int, stop: int, threads: int = 1, cancelled: threading.Event | None = None
@@ -170,7 +177,8 @@ class RunWriter:
         return records
 
     def _cursors(self) -> Cursors:
-        return Cursors(self._catalog, self._max_open, self._max_bytes)
+        catalog = self._writer.plan.catalog if self._streams is None else self._streams.catalog
+        return Cursors(catalog, self._max_open, self._max_bytes, self._active)
 
     def rehash(self, start: int, stop: int) -> Iterator[tuple[int, str]]:
         """The digests that shards ``start`` to ``stop`` have when written anew from the sources.
@@ -188,8 +196,12 @@ class RunWriter:
                     yield shard, file_sha256(file)[0]
 
     def _groups(self, footer: Footer, cursors: Cursors) -> Iterator[pa.Table]:
+        if self._sources is not None:
+            yield from collect(self._writer, self._sources, footer)
+            return
+        assert self._streams is not None  # a mixture has one or the other
         row_map = self._writer.row_map(footer)
         for group in self._writer.groups(footer, row_map):
-            offset = group.epoch * self._dataset_rows[group.dataset] + group.start
-            rows = assemble(cursors, group.dataset, offset, group.count, self._slice_rows)
+            stream, offset = self._streams.locate(group)
+            rows = assemble(cursors, stream, offset, group.count, self._slice_rows)
             yield self._writer.table(footer, group, rows)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mixcore import Allocation, Mixture, State, WeightedMixture
+from mixcore import Mixture, State, WeightedMixture
 
 from .errors import MixError
 from .shard import Layout, ShardRecord, shard_name
@@ -77,9 +77,7 @@ DatasetIdentity = tuple[str, Mapping[str, str] | None, Sequence[int], Sequence[t
 """Of a dataset what its items depend on: name, columns, row range, (digest, rows) of each file."""
 
 
-def order_identity(
-    kind: str, batch_size: int, weights: Sequence[int], datasets: Iterable[DatasetIdentity]
-) -> str:
+def order_identity(settings: Mapping[str, Any], datasets: Iterable[DatasetIdentity]) -> str:
     """What decides the order of items, as one digest.
 
     Length, and what happens at a dataset's end, only say where the order stops: neither is in it.
@@ -87,9 +85,7 @@ def order_identity(
     return identity(
         {
             "algorithm_version": ALGORITHM_VERSION,
-            "mixture": {"kind": kind},
-            "weights": weights,
-            "batch_size": batch_size,
+            **settings,
             "datasets": [
                 {
                     "name": name,
@@ -170,7 +166,7 @@ def states_table(mixture: Mixture, boundaries: Iterable[int]) -> Iterator[pa.Rec
     while block := list(islice(states, _STATES_PER_GROUP)):
         kind = pa.array([mixture.state_kind] * len(block))
         if not isinstance(mixture, WeightedMixture):
-            texts = [json.dumps(exact(state), sort_keys=True) for state in block]
+            texts = [json.dumps(state, sort_keys=True) for state in block]
             yield pa.record_batch([kind, pa.array(texts)], names=["state_kind", "state"])
             continue
         wide = mixture.allocation.arithmetic != "int64"
@@ -190,7 +186,7 @@ def states_table(mixture: Mixture, boundaries: Iterable[int]) -> Iterator[pa.Rec
         )
 
 
-def _value(document: Any, *path: str | int) -> Any:
+def value_at(document: Any, *path: str | int) -> Any:
     """What stands at a key path. Raises ValueError, which names the path, where nothing does."""
     value = document
     for place, key in enumerate(path):
@@ -205,16 +201,16 @@ def _path_text(path: tuple[str | int, ...]) -> str:
     return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in path).removeprefix(".")
 
 
-def _text(document: Any, *path: str | int) -> str:
-    value = _value(document, *path)
+def text_at(document: Any, *path: str | int) -> str:
+    value = value_at(document, *path)
     if not isinstance(value, str):
         raise ValueError(f"{_path_text(path)} must be a string, found {value!r:.100}")
     return value
 
 
-def _count(document: Any, *path: str | int) -> int:
+def count_at(document: Any, *path: str | int) -> int:
     """An integer of at least 1; past 2^53 it is written as a string."""
-    value = _value(document, *path)
+    value = value_at(document, *path)
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -222,9 +218,9 @@ def _count(document: Any, *path: str | int) -> int:
     return value
 
 
-def _each(document: Any, *path: str | int) -> range:
+def each_at(document: Any, *path: str | int) -> range:
     """Places of a list that may not be empty."""
-    value = _value(document, *path)
+    value = value_at(document, *path)
     if not isinstance(value, list) or not value:
         raise ValueError(f"{_path_text(path)} must be a list with entries, found {value!r:.100}")
     return range(len(value))
@@ -233,26 +229,26 @@ def _each(document: Any, *path: str | int) -> range:
 def _check(document: Any) -> None:
     """Hold what every reader relies on against its type. Raises ValueError, which names the key."""
     for key in ("order_id", "bytes_id"):
-        _text(document, key)
+        text_at(document, key)
     for key in ("num_batches", "batches_per_shard", "batches_per_row_group"):
-        _count(document, "layout", key)
+        count_at(document, "layout", key)
     if document["layout"].get("batches_per_step") is not None:
-        _count(document, "layout", "batches_per_step")
-    _text(document, "mixture", "kind")
-    if _value(document, "mixture", "rows_per_batch") is not None:
-        _count(document, "mixture", "rows_per_batch")
-    for place in _each(document, "datasets"):
-        _text(document, "datasets", place, "name")
-    for place in _each(document, "schema"):
-        _text(document, "schema", place, "name")
-        _text(document, "schema", place, "type")
-    _text(document, "writer", "pyarrow")
-    tables = _value(document, "tables")
+        count_at(document, "layout", "batches_per_step")
+    text_at(document, "mixture", "kind")
+    if value_at(document, "mixture", "rows_per_batch") is not None:
+        count_at(document, "mixture", "rows_per_batch")
+    for place in each_at(document, "datasets"):
+        text_at(document, "datasets", place, "name")
+    for place in each_at(document, "schema"):
+        text_at(document, "schema", place, "name")
+        text_at(document, "schema", place, "type")
+    text_at(document, "writer", "pyarrow")
+    tables = value_at(document, "tables")
     if not isinstance(tables, Mapping):
         raise ValueError(f"tables must map kinds to files, found {tables!r:.100}")
     for kind in tables:
-        _text(document, "tables", kind, "path")
-        _text(document, "tables", kind, "sha256")
+        text_at(document, "tables", kind, "path")
+        text_at(document, "tables", kind, "sha256")
 
 
 @dataclass(frozen=True)
@@ -351,37 +347,6 @@ class Manifest:
         """Dataset names in configured order."""
         return tuple(dataset["name"] for dataset in self.document["datasets"])
 
-    def mixture(self) -> Mixture:
-        """The mixture that decided the order.
-
-        Raises:
-            ManifestError: a kind of mixture that this version does not know, or a damaged one.
-        """
-        kind = self.document["mixture"]["kind"]
-        if kind != "weighted":
-            raise ManifestError(
-                f"mixture kind {kind!r} is not known here; install a newer mixshards"
-            )
-        document = self.document
-        places = _each(document, "datasets")
-        try:
-            return WeightedMixture(
-                allocation=Allocation(
-                    {
-                        _text(document, "datasets", i, "name"): _count(
-                            document, "datasets", i, "weight"
-                        )
-                        for i in places
-                    },
-                    _count(document, "mixture", "batch_size"),
-                ),
-                dataset_rows=tuple(_count(document, "datasets", i, "rows") for i in places),
-                num_batches=self.layout.num_batches,
-                repeat=bool(_value(document, "mixture", "repeat")),
-            )
-        except ValueError as error:
-            raise ManifestError(f"the mixture of the manifest is damaged: {error}") from error
-
     def group_rows(self, shard: int) -> list[int] | None:
         """Rows of each row group of a shard, None where batches differ in size."""
         if self.rows_per_batch is None:
@@ -397,7 +362,9 @@ class Manifest:
         """
         data = self.table_bytes(folder, kind)
         try:
-            return pq.read_table(io.BytesIO(data), columns=columns)
+            # No threads of Arrow's: one that is still at work when Python ends aborts it.
+            file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+            return file.read(columns, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise self._no_table(folder, kind, error) from error
 
@@ -472,7 +439,7 @@ class States:
 
     def __init__(self, names: tuple[str, ...], data: bytes) -> None:
         self._names = names
-        self._file = pq.ParquetFile(io.BytesIO(data))
+        self._file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         self._lock = threading.Lock()
         self._group = -1
         self._rows: pa.Table = None
@@ -500,7 +467,7 @@ class States:
     def _state(self, group: int, place: int) -> State:
         with self._lock:
             if group != self._group:
-                self._rows = self._file.read_row_group(group)
+                self._rows = self._file.read_row_group(group, use_threads=False)
                 self._group = group
             row = self._rows.slice(place, 1).to_pylist()[0]
         if "state" in row:

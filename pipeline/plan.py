@@ -8,17 +8,18 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from mixcore import Allocation, Mixture, WeightedMixture
-from mixcore.weighted import batches_filled, batches_until_seen, first_unfillable
+from mixcore import FrameBudgetMixture, Mixture, WeightedMixture
+from mixcore.weighted import batches_filled, first_unfillable
 
 from .catalog import Catalog, Dataset, DatasetSpec, SourceFile, scan_datasets, would_take
 from .config import DEFAULT_SHARD_BYTES, Config, config_from_dict, load_config
-from .errors import MixError
 from .manifest import (
     ALGORITHM_VERSION,
     FORMAT_VERSION,
@@ -34,6 +35,8 @@ from .manifest import (
     states_table,
     to_json,
 )
+from .mixtures import LENGTHS, lengths_table, mixture_of, order_settings, rows_used
+from .settle import PlanError, Settled, settle
 from .shard import (
     MAX_SHARDS,
     SHARDS,
@@ -46,14 +49,12 @@ from .shard import (
 )
 from .standing import Standing
 from .storage import Folder
+from .streams import Streams
 from .version import __version__
 
 _ROW_GROUP_ROWS = 2048
-_MOST_BATCHES = 10**8
-
-
-class PlanError(MixError):
-    """The mix that a config asks for cannot be made, or not there."""
+# Decoding is a third of a gather's work, and a scatter's detour costs about as much.
+_MOST_DECODES = 2.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Plan:
     """A mix that is settled and not yet written.
 
     ``manifest`` is what will be published, less the shards table. ``schema`` is the shards' own.
+    ``lengths`` of all items are there where the mixture goes by them and they are not yet saved.
     """
 
     folder: Folder
@@ -68,6 +70,8 @@ class Plan:
     manifest: Manifest
     schema: pa.Schema
     options: WriterOptions
+    mixture: Mixture
+    lengths: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     @property
     def layout(self) -> Layout:
@@ -75,9 +79,29 @@ class Plan:
         return self.manifest.layout
 
     @functools.cached_property
-    def mixture(self) -> Mixture:
-        """What decides the order."""
-        return self.manifest.mixture()
+    def decodes(self) -> float:
+        """How often a gather decodes each source row, as expected; 1 where slices follow on."""
+        if not isinstance(self.mixture, FrameBudgetMixture):
+            return 1.0
+        groups = [rows for d in self.catalog.datasets for f in d.files for rows in f.group_rows]
+        rows = np.array(groups, np.float64)
+        part = rows / rows.sum()
+        num_rows, shards = int(self.manifest.document["num_rows"]), self.layout.num_shards
+        # A shard is a random sample of an epoch: it misses a row group of part p so often.
+        missed = np.exp(num_rows / shards * np.log1p(-np.minimum(part, 1 - 1e-12)))
+        return float(shards * (rows * (1 - missed)).sum() / max(1, num_rows))
+
+    @functools.cached_property
+    def streams(self) -> Streams | None:
+        """What a gather reads forward; None where the mixture takes rows from anywhere."""
+        if isinstance(self.mixture, FrameBudgetMixture):
+            return None
+        return Streams.of(self.catalog, self.mixture)
+
+    @property
+    def write_path(self) -> Literal["gather", "scatter"]:
+        """How rows are brought together, unless a build says otherwise: the bytes are the same."""
+        return "scatter" if self.decodes > _MOST_DECODES else "gather"
 
     def save(self, overwrite: bool = False) -> Plan:
         """Write the plan and its tables into the output folder; the plan as written.
@@ -96,10 +120,13 @@ class Plan:
                 "states": put_table(
                     self.folder,
                     "states",
-                    states_table(self.manifest.mixture(), self.layout.boundaries()),
+                    states_table(self.mixture, self.layout.boundaries()),
                 ),
             },
         }
+        if self.lengths is not None:
+            lengths = put_table(self.folder, LENGTHS, lengths_table(self.lengths))
+            document["tables"][LENGTHS] = lengths
         text = to_json(
             {
                 "base": self.catalog.base,
@@ -154,7 +181,14 @@ class Plan:
             base=saved["base"],
         )
         writer = manifest.document["writer"]
-        return cls(folder, catalog, manifest, shard_schema(schema), WriterOptions(**writer))
+        return cls(
+            folder,
+            catalog,
+            manifest,
+            shard_schema(schema),
+            WriterOptions(**writer),
+            mixture_of(manifest, folder),
+        )
 
     def preview(self) -> dict[str, Any]:
         """What a person decides from before anything is written; JSON-able.
@@ -163,24 +197,24 @@ class Plan:
         half an item is due, the place where a dataset of small weight tends to come first.
         """
         document, layout = self.manifest.document, self.layout
-        mixture = self.manifest.mixture()
-        assert isinstance(mixture, WeightedMixture)
-        allocation = mixture.allocation
-        first = allocation.first_reaching([1] * len(mixture.names), layout.num_batches)
         datasets, warnings = [], []
-        for entry, batch, weight in zip(
-            document["datasets"], first, allocation.weights, strict=True
-        ):
-            due = -(-allocation.total // (2 * allocation.batch_size * weight))
-            about = None if batch is not None else max(due, layout.num_batches)
-            shown = {key: entry[key] for key in _PREVIEW_KEYS}
-            datasets.append({**shown, "first_batch": batch, "about_batch": about})
-            if batch is None:
+        total = sum(entry.get("weight", 0) for entry in document["datasets"])
+        for entry, first in zip(document["datasets"], self._first_batches(), strict=True):
+            datasets.append({**{key: entry[key] for key in entry if key in _PREVIEW_KEYS}, **first})
+            if first and first["first_batch"] is None:
                 warnings.append(
-                    f"dataset {entry['name']!r} gets no row: at weight {weight} of "
-                    f"{allocation.total} its first item is due about batch {about}, and the mix "
-                    f"ends at {layout.num_batches}"
+                    f"dataset {entry['name']!r} gets no row: at weight {entry['weight']} of "
+                    f"{total} its first item is due about batch {first['about_batch']}, and the "
+                    f"mix ends at {layout.num_batches}"
                 )
+            elif not entry["rows_used"]:
+                warnings.append(f"dataset {entry['name']!r} gets no row in this mix")
+            if entry.get("rows_dropped"):
+                warnings.append(
+                    f"dataset {entry['name']!r}: {entry['rows_dropped']:,} of {entry['rows']:,} "
+                    "items are longer than frame_budget and left out"
+                )
+        warnings += self._cut_short()
         estimated = self.estimated_bytes
         free = self.folder.free_bytes()
         if free is not None and estimated > free:
@@ -193,15 +227,65 @@ class Plan:
             "order_id": self.manifest.order_id,
             "bytes_id": self.manifest.bytes_id,
             **asdict(layout),
-            "batch_size": allocation.batch_size,
-            "on_exhausted": document["config"]["on_exhausted"],
+            "mixture": document["mixture"],
+            **self._batches(),
             "num_rows": document["num_rows"],
             "num_shards": layout.num_shards,
+            "write_path": self.write_path,
+            "decodes": round(self.decodes, 2),
             "estimated_bytes": estimated,
             "free_bytes": free,
             "datasets": datasets,
             "warnings": warnings,
         }
+
+    def _cut_short(self) -> list[str]:
+        """Where `stop` ends the mix before what was asked for, or before what could be filled."""
+        config, mixture, length = self.manifest.document["config"], self.mixture, self.layout
+        if not isinstance(mixture, WeightedMixture) or config["on_exhausted"] != "stop":
+            return []
+        asked, step = config.get("num_batches"), length.batches_per_step
+        filled = batches_filled(mixture.allocation, mixture.dataset_rows)
+        if asked is not None and filled < int(asked):
+            lacking = first_unfillable(mixture.allocation, mixture.dataset_rows, filled + 1)
+            name = next(n for n, b in zip(mixture.names, lacking, strict=True) if b is not None)
+            return [
+                f"on_exhausted: stop ends the mix after {length.num_batches:,} of {int(asked):,} "
+                f"batches: dataset {name!r} cannot fill batch {filled:,}"
+            ]
+        if asked is None and step and filled > length.num_batches:
+            return [
+                f"{filled - length.num_batches:,} more batch(es) could be filled, but make no "
+                f"whole step of {step}"
+            ]
+        return []
+
+    def _first_batches(self) -> list[dict[str, Any]]:
+        """Of each dataset, where weights decide: the batch in which it first appears."""
+        mixture = self.mixture
+        if not isinstance(mixture, WeightedMixture):
+            return [{} for _ in mixture.names]
+        allocation, length = mixture.allocation, mixture.num_batches
+        first = allocation.first_reaching([1] * len(mixture.names), length)
+        due = [
+            -(-allocation.total // (2 * allocation.batch_size * weight))
+            for weight in allocation.weights
+        ]
+        return [
+            {"first_batch": batch, "about_batch": None if batch is not None else max(late, length)}
+            for batch, late in zip(first, due, strict=True)
+        ]
+
+    def _batches(self) -> dict[str, Any]:
+        """What a person wants to know of the batches."""
+        mixture = self.mixture
+        if isinstance(mixture, WeightedMixture):
+            policy = self.manifest.document["config"]["on_exhausted"]
+            return {"batch_size": mixture.rows_per_batch, "on_exhausted": policy}
+        if isinstance(mixture, FrameBudgetMixture):
+            mean = int(self.manifest.document["num_rows"]) / max(1, mixture.num_batches)
+            return {"mean_batch_size": round(mean, 3), "padding": round(mixture.padding(), 6)}
+        return {"batch_size": self.manifest.document["mixture"]["batch_size"]}
 
     @property
     def estimated_bytes(self) -> int:
@@ -241,20 +325,22 @@ class Plan:
                 f"{self._difference(standing)}; choose another `output`, or build with --overwrite"
             )
         if unplanned:
+            foreign = [name for name in unplanned if not _is_shard_name(name)]
+            more = f" and {len(unplanned) - 1} more" if len(unplanned) > 1 else ""
             raise PlanError(
-                f"{folder.root}: {unplanned[0]} (and {len(unplanned) - 1} more) have no place in "
-                f"this mix of {self.layout.num_shards} shards; move them away, or build with "
-                "--overwrite"
+                f"{folder.root}: {(foreign or unplanned)[0]}{more}: no place in this mix of "
+                f"{self.layout.num_shards} shards; move such files away"
+                + ("" if foreign else ", or build with --overwrite, which removes them")
             )
 
     def _difference(self, other: Manifest) -> str:
         """Where another plan is not this one, for a message."""
         ours, theirs = self.manifest.document, other.document
         found = [
-            f"dataset {b['name']!r}: {key} {a[key]!r} there, {b[key]!r} here"
+            f"dataset {b['name']!r}: {key} {a.get(key)!r} there, {b[key]!r} here"
             for a, b in zip(theirs["datasets"], ours["datasets"], strict=False)
             for key in ("name", "weight", "row_range", "columns")
-            if exact(a[key]) != exact(b[key])
+            if key in b and exact(a.get(key)) != exact(b[key])
         ]
         for part in ("layout", "mixture", "writer"):
             found += [
@@ -302,6 +388,8 @@ _PREVIEW_KEYS = (
     "share_given",
     "rows_used",
     "epochs",
+    "rows_dropped",
+    "files",
 )
 
 
@@ -343,7 +431,7 @@ def plan(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Plan:
     """
     if isinstance(config, Mapping):
         config = config_from_dict(config, os.getcwd())
-    elif not isinstance(config, Config):
+    elif isinstance(config, str | os.PathLike):
         config = load_config(config)
     base = os.path.abspath(config.base)
     folder = Folder.at(config.output, base)
@@ -353,41 +441,64 @@ def plan(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Plan:
     ]
     catalog = scan_datasets(specs, base)
     _check_output_apart(folder, catalog, specs)
-    allocation = Allocation(
-        dict(zip(config.datasets, config.weights, strict=True)), config.batch_size
-    )
-    mixture = WeightedMixture(
-        allocation=allocation,
-        dataset_rows=tuple(dataset.num_rows for dataset in catalog.datasets),
-        num_batches=_length(config, allocation, catalog),
-        repeat=config.on_exhausted == "repeat",
-    )
-    layout = _layout(config, allocation, catalog, mixture.num_batches)
+    settled = settle(config, catalog)
+    layout = _layout(config, settled, catalog)
     options = WriterOptions(config.compression, config.compression_level)
     schema = shard_schema(catalog.schema)
     return Plan(
         folder=folder,
         catalog=catalog,
-        manifest=Manifest(_document(config, catalog, mixture, layout, options, schema)),
+        manifest=Manifest(_document(config, catalog, settled, layout, options, schema)),
         schema=schema,
         options=options,
+        mixture=settled.mixture,
+        lengths=settled.lengths,
     )
 
 
 def _document(
     config: Config,
     catalog: Catalog,
-    mixture: WeightedMixture,
+    settled: Settled,
     layout: Layout,
     options: WriterOptions,
     schema: pa.Schema,
 ) -> dict[str, Any]:
-    allocation = mixture.allocation
     columns = describe(as_read_back(schema))
+    num_rows, used = rows_used(settled.mixture, list(layout.boundaries()))
+    most = max(u // dataset.num_rows for u, dataset in zip(used, catalog.datasets, strict=True))
+    if most >= 2**31:
+        raise PlanError(f"a dataset would be read {most} times; at most {2**31 - 1} are counted")
+    document: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "algorithm_version": ALGORITHM_VERSION,
+        "mixshards_version": __version__,
+        "order_id": "",
+        "bytes_id": "",
+        "num_rows": num_rows,
+        "num_shards": layout.num_shards,
+        "layout": asdict(layout),
+        "mixture": settled.settings,
+        "datasets": [
+            {
+                "name": dataset.name,
+                "rows": dataset.num_rows,
+                "row_range": dataset.rows,
+                "columns": dataset.columns and dict(dataset.columns),
+                **said,
+                "share_given": given / num_rows if num_rows else 0.0,
+                "rows_used": given,
+                "epochs": given / dataset.num_rows,
+                "row_bytes": dataset.row_bytes,
+            }
+            for dataset, said, given in zip(catalog.datasets, settled.datasets, used, strict=True)
+        ],
+        "schema": columns,
+        "writer": asdict(options),
+        "config": config.resolved(),
+    }
     order_id = order_identity(
-        mixture.state_kind,
-        allocation.batch_size,
-        allocation.weights,
+        order_settings(document),
         [
             (
                 dataset.name,
@@ -398,53 +509,9 @@ def _document(
             for dataset in catalog.datasets
         ],
     )
-    bytes_id = bytes_identity(order_id, columns, asdict(layout), asdict(options))
-    num_rows = layout.num_batches * allocation.batch_size
-    offsets = allocation.offsets(layout.num_batches)
-    most = max(
-        offset // dataset.num_rows
-        for offset, dataset in zip(offsets, catalog.datasets, strict=True)
-    )
-    if most >= 2**31:
-        raise PlanError(f"a dataset would be read {most} times; at most {2**31 - 1} are counted")
-    return {
-        "format_version": FORMAT_VERSION,
-        "algorithm_version": ALGORITHM_VERSION,
-        "mixshards_version": __version__,
-        "order_id": order_id,
-        "bytes_id": bytes_id,
-        "num_rows": num_rows,
-        "num_shards": layout.num_shards,
-        "layout": asdict(layout),
-        "mixture": {
-            "kind": mixture.state_kind,
-            "state_kind": mixture.state_kind,
-            "rows_per_batch": mixture.rows_per_batch,
-            "batch_size": allocation.batch_size,
-            "repeat": mixture.repeat,
-            "arithmetic": allocation.arithmetic,
-        },
-        "datasets": [
-            {
-                "name": dataset.name,
-                "weight": weight,
-                "rows": dataset.num_rows,
-                "row_range": dataset.rows,
-                "columns": dataset.columns and dict(dataset.columns),
-                "share_asked": weight / allocation.total,
-                "share_given": used / num_rows,
-                "rows_used": used,
-                "epochs": used / dataset.num_rows,
-                "row_bytes": dataset.row_bytes,
-            }
-            for dataset, weight, used in zip(
-                catalog.datasets, allocation.weights, offsets, strict=True
-            )
-        ],
-        "schema": columns,
-        "writer": asdict(options),
-        "config": config.resolved(),
-    }
+    document["order_id"] = order_id
+    document["bytes_id"] = bytes_identity(order_id, columns, asdict(layout), asdict(options))
+    return document
 
 
 def _check_output_apart(folder: Folder, catalog: Catalog, specs: Sequence[DatasetSpec]) -> None:
@@ -466,83 +533,18 @@ def _check_output_apart(folder: Folder, catalog: Catalog, specs: Sequence[Datase
                 )
 
 
-def _length(config: Config, allocation: Allocation, catalog: Catalog) -> int:
-    """How many batches the mix has under the config's policy for datasets that run out.
-
-    Raises:
-        PlanError: a dataset cannot give what the mix needs of it.
-    """
-    rows = [dataset.num_rows for dataset in catalog.datasets]
-    step = config.batches_per_step or 1
-    if config.num_batches is None:
-        _check_ends(config, allocation, rows)
-    if config.on_exhausted == "repeat":
-        if config.num_batches is not None:
-            return config.num_batches
-        return -(-batches_until_seen(allocation, rows) // step) * step
-    if config.on_exhausted == "stop":
-        filled = batches_filled(allocation, rows)
-        wanted = filled if config.num_batches is None else min(filled, config.num_batches)
-        if wanted < step:
-            needed = allocation.offsets(step)
-            name, has, need = next(
-                (name, has, need)
-                for name, has, need in zip(allocation.names, rows, needed, strict=True)
-                if need > has
-            )
-            raise PlanError(
-                f"dataset {name!r}: has {has} row(s), but the first {step} batch(es) need {need} "
-                "of them, so not one step can be filled; give it more data or less weight, or set "
-                "on_exhausted: repeat"
-            )
-        return wanted - wanted % step
-    assert config.num_batches is not None  # the config refuses `error` without a length
-    first = first_unfillable(allocation, rows, config.num_batches)
-    offsets = allocation.offsets(config.num_batches)
-    lacking = [
-        f"dataset {name!r}: has {has:,} row(s), but {config.num_batches:,} batches need {need:,}; "
-        f"the first batch it cannot fill is {batch:,}"
-        for name, has, need, batch in zip(allocation.names, rows, offsets, first, strict=True)
-        if batch is not None
-    ]
-    if lacking:
-        least = min(batch for batch in first if batch is not None)
-        shorter = f"set num_batches to at most {least}, " if least else ""
-        raise PlanError(
-            "\n".join(lacking)
-            + f"\nThe way out: {shorter}give more data or less weight, or choose on_exhausted: "
-            "stop (end there) or repeat (begin such a dataset again)"
-        )
-    return config.num_batches
-
-
-def _check_ends(config: Config, allocation: Allocation, rows: Sequence[int]) -> None:
-    """Refuse a mix whose length was left to the data, and is beyond what anybody trains on."""
-    batches = [
-        count * allocation.total // (allocation.batch_size * weight)
-        for count, weight in zip(rows, allocation.weights, strict=True)
-    ]
-    decides = max if config.on_exhausted == "repeat" else min
-    length, name, weight = decides(zip(batches, allocation.names, allocation.weights, strict=True))
-    if length > _MOST_BATCHES:
-        raise PlanError(
-            f"dataset {name!r}: at weight {weight} of {allocation.total} it is used up after about "
-            f"{length:,} batches, and only then on_exhausted: {config.on_exhausted} ends the mix; "
-            "set num_batches, or give it more weight"
-        )
-
-
-def _layout(config: Config, allocation: Allocation, catalog: Catalog, num_batches: int) -> Layout:
+def _layout(config: Config, settled: Settled, catalog: Catalog) -> Layout:
     """Batches per shard and row group; sizes in bytes become a constant number of batches here."""
     step = config.batches_per_step
+    num_batches = settled.mixture.num_batches
     group = config.batches_per_row_group or (
-        1 if step else max(1, _ROW_GROUP_ROWS // config.batch_size)
+        1 if step else max(1, int(_ROW_GROUP_ROWS // settled.batch_rows))
     )
     shard = config.batches_per_shard
     if shard is None:
-        batch_bytes = config.batch_size * sum(
-            weight / allocation.total * dataset.row_bytes
-            for weight, dataset in zip(allocation.weights, catalog.datasets, strict=True)
+        batch_bytes = settled.batch_rows * sum(
+            share * dataset.row_bytes
+            for share, dataset in zip(settled.shares, catalog.datasets, strict=True)
         )
         shard = int((config.shard_bytes or DEFAULT_SHARD_BYTES) / max(1.0, batch_bytes))
         unit = math.lcm(group, step or 1)

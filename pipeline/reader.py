@@ -10,24 +10,51 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from .errors import MixError
 from .manifest import Manifest
-from .shard import MIX_BATCH, Footer, ShardError, check_shard, describe, open_shard, shard_name
+from .pad import PadError, pad_lists, pad_value
+from .shard import (
+    MIX_BATCH,
+    Footer,
+    Layout,
+    ShardError,
+    check_shard,
+    describe,
+    open_shard,
+    shard_name,
+)
 from .storage import Folder
 
 Split = Literal["rows", "batches"]
+Remainder = Literal["drop", "repeat"]
 
 _MEND = "`mixshards verify` lists all faults, and building again mends them"
 
 
 class ReaderError(MixError, ValueError):
     """A mix cannot be read in the way asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedBatch:
+    """A batch whose padded columns are dense arrays.
+
+    ``table`` holds the other columns, and as many rows as there are items. ``dense`` maps each
+    padded column to an array of shape [items, longest, inner..] in the column's dtype, writable
+    and of its own memory; ``lengths`` to int64 of shape [items], how many entries of each item are
+    not padding. The longest is that of this rank's items of this batch.
+    """
+
+    table: pa.Table
+    dense: dict[str, NDArray[Any]]
+    lengths: dict[str, NDArray[np.int64]]
 
 
 @dataclass
@@ -52,9 +79,13 @@ class ShardReader:
         self._folder = Folder.at(os.fspath(path))
         self.manifest = Manifest.load(self._folder)
         self._decoder = _Decoder(self._folder, self.manifest, None)
-        self._last: tuple[tuple[int, int], pa.Table] | None = None
+        self._last: tuple[tuple[int, int], _Group] | None = None
         self._start = 0
         self._place = _Place(0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its path and a loaded state: a copy opens files of its own."""
+        return _opened, (self._folder.uri, self._start)
 
     def __len__(self) -> int:
         return self.manifest.layout.num_batches
@@ -67,7 +98,7 @@ class ShardReader:
     @property
     def schema(self) -> pa.Schema:
         """Columns of a batch: the payload's, then provenance."""
-        return self._decoder.schema
+        return self._decoder.schema(0)
 
     def __getitem__(self, n: int) -> pa.Table:
         """Batch n, whole. The row group that it lies in is kept for the next call."""
@@ -86,7 +117,7 @@ class ShardReader:
         last = self._last
         if last is None or last[0] != key:
             last = self._last = (key, self._decoder.decode(key))
-        return self._decoder.batch(last[1], key, n)
+        return last[1].batch(n)
 
     def batches(
         self,
@@ -98,22 +129,39 @@ class ShardReader:
         columns: Sequence[str] | None = None,
         uneven: bool = False,
         read_ahead: int = 2,
+        remainder: Remainder = "drop",
+        pad: Mapping[str, object] | None = None,
     ) -> Batches:
         """What rank ``rank`` of ``world_size`` trains on, batch after batch, to the end of the mix.
 
-        Begins at a shard, at a batch, at a loaded state, or else at batch 0.
+        Begins at a shard, at a batch, at a loaded state, or else at batch 0. Batches are Tables.
 
         ``split="rows"``: the rank takes rows r, r + R, .. of every batch, so that it sees nearly
         the mixture; R must divide the batch, or ``uneven=True`` gives some ranks one row more.
         ``split="batches"``: steps of ``batches_per_step`` batches (a key of the mix; R where it
         has none); of each step the rank takes batches r, r + R, .. whole, and R must divide it.
-        A last step that is not full is left out, so that every rank makes the same number of steps.
-        The default is what the mix was laid out for.
+        The default is what the mix was laid out for: "batches" where it has ``batches_per_step``,
+        or where batches differ in size and ``uneven`` is not asked for.
+
+        Where whole batches do not make up a last step, ``remainder="drop"`` leaves that step out,
+        and ``"repeat"`` fills it up from the mix's beginning (place n of the order holds batch n
+        modulo the mix's length, told by its ``mix_batch``), so that every batch is seen. Either
+        way all ranks make the same number of steps. Shares of rows have no remainder: there
+        ``"repeat"`` is refused.
 
         ``columns`` projects; ``read_ahead`` row groups are decoded in advance on a thread.
 
+        ``pad`` maps list columns to the value that fills up their lists: each batch is then a
+        :class:`PaddedBatch`, not a Table. Columns are lists (of any Arrow kind but views) of
+        numbers or booleans, or of lists of these that have one length within the batch. The value
+        must fit the column's dtype exactly; in a column of floats a float is rounded to it.
+
         Raises:
-            ReaderError: an argument is out of range, or does not divide what it must.
+            ReaderError: an argument is out of range, does not divide what it must, or names no
+                column or no value of it. While iterating: a null, or inner lists of several
+                lengths, in a padded column; the message names column, batch and row.
+            ShardError: a shard is gone or damaged; with ``pad`` already at the call, which looks
+                up the columns' types in the shard that it begins in.
         """
         if start_shard is not None and start_batch is not None:
             raise ReaderError("give start_shard or start_batch, not both")
@@ -127,7 +175,17 @@ class ShardReader:
                 )
             start = min(start_shard * self.manifest.layout.batches_per_shard, len(self))
         batches = Batches(
-            self._folder, self.manifest, start, rank, world_size, split, columns, uneven, read_ahead
+            self._folder,
+            self.manifest,
+            start,
+            rank,
+            world_size,
+            split,
+            columns,
+            uneven,
+            read_ahead,
+            remainder,
+            pad,
         )
         if start_shard is None and start_batch is None:
             self._start = 0
@@ -148,12 +206,21 @@ class ShardReader:
         self._place = _Place(self._start)
 
 
-class Batches(Iterator[pa.Table]):
+def _opened(path: str, start: int) -> ShardReader:
+    reader = ShardReader(path)
+    reader._start = start
+    return reader
+
+
+class Batches(Iterator[Any]):
     """Batches of one rank, and the place in the order that they have reached; see ``batches``.
 
-    ``len`` is how many are still to come. A state counts what was handed out, not what was read
-    ahead, and is the same on all ranks after the same number of steps. After an error the next
-    call tries the same batch again; a forked process goes on from where its parent stood.
+    Each is a Table, or a :class:`PaddedBatch` where ``pad`` was given. ``len`` is how many are
+    still to come. A state counts what was handed out, not what was read ahead, and is the same on
+    all ranks after the same number of steps. Where ``remainder="repeat"`` fills up the last step
+    of a mix with ``batches_per_step``, it counts on past the mix's end; without that key the end
+    is the mix's number of batches, from which every world size has nothing left. After an error
+    the next call tries the same batch again; a forked process goes on from where its parent stood.
     """
 
     def __init__(
@@ -167,9 +234,13 @@ class Batches(Iterator[pa.Table]):
         columns: Sequence[str] | None,
         uneven: bool,
         read_ahead: int,
+        remainder: Remainder,
+        pad: Mapping[str, object] | None,
     ) -> None:
         layout = manifest.layout
-        split = split or ("batches" if layout.batches_per_step else "rows")
+        if split is None:
+            differ = manifest.rows_per_batch is None and not uneven
+            split = "batches" if layout.batches_per_step or differ else "rows"
         rank, world_size = _integer("rank", rank), _integer("world_size", world_size)
         if world_size < 1:
             raise ReaderError(f"world_size must be at least 1, not {world_size}")
@@ -180,6 +251,13 @@ class Batches(Iterator[pa.Table]):
         read_ahead = _integer("read_ahead", read_ahead)
         if read_ahead < 0:
             raise ReaderError(f"read_ahead must be at least 0, not {read_ahead}")
+        if remainder not in ("drop", "repeat"):
+            raise ReaderError(f"remainder must be 'drop' or 'repeat', not {remainder!r}")
+        if remainder == "repeat" and split == "rows":
+            raise ReaderError(
+                "remainder='repeat' fills up steps of whole batches, but with split='rows' every "
+                "batch is a step of its own: use split='batches', or leave remainder out"
+            )
         self._manifest = manifest
         self._rank, self._world_size = rank, world_size
         self._stop = layout.num_batches
@@ -203,18 +281,23 @@ class Batches(Iterator[pa.Table]):
                     "choose a divisor of it, or split='rows'"
                 )
             self._stride = world_size
-            self._stop -= self._stop % step
+            if remainder == "drop":
+                self._stop -= self._stop % step
+            else:
+                self._stop = _filled_up(layout)
         else:
             raise ReaderError(f"split must be 'rows' or 'batches', not {split!r}")
         self._split = split
         # Each stream has one of its own, so that files close with it; this one checks columns.
         self._decoder = _Decoder(folder, manifest, columns)
         self._read_ahead = read_ahead
-        self._stream: Generator[pa.Table, None, None] | None = None
+        self._stream: Generator[Any, None, None] | None = None
         self._process = os.getpid()
         self._inherited: Any = None
         self._place = _Place(0)
         self._seek(start)
+        at = self._place.next_batch
+        self._pad = None if pad is None else self._decoder.pad_values(pad, at)
 
     def __iter__(self) -> Batches:
         return self
@@ -222,21 +305,21 @@ class Batches(Iterator[pa.Table]):
     def __len__(self) -> int:
         return max(0, -(-(self._stop - self._place.next_batch) // self._stride))
 
-    def __next__(self) -> pa.Table:
+    def __next__(self) -> Any:
         if self._process != os.getpid():
             self.close()
         if self._stream is None:
-            self._stream = self._tables()
+            self._stream = self._batches()
         try:
-            table = next(self._stream)
+            batch = next(self._stream)
         except StopIteration:
             raise
         except BaseException:
             # A generator that has raised is at its end: left in place, it would feign the mix's.
             self._stream = None
             raise
-        self._place.next_batch += self._stride
-        return table
+        self._place.next_batch = min(self._place.next_batch + self._stride, self._stop)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """``order_id`` of the mix and the number of the next global batch."""
@@ -262,40 +345,72 @@ class Batches(Iterator[pa.Table]):
 
     def _seek(self, start: int) -> None:
         start = _integer("a start batch", start)
-        total = self._manifest.layout.num_batches
-        if not 0 <= start <= total:
-            raise ReaderError(f"batch {start} is outside 0..{total}: the mix has {total} batches")
-        if start % self._stride:
+        if not 0 <= start <= self._last_start:
+            layout = self._manifest.layout
+            hint = "; remainder='repeat' fills up its last step"
+            raise ReaderError(
+                f"batch {start} is outside 0..{self._last_start}: the mix has {layout.num_batches} "
+                f"batches{hint if 0 < start <= _filled_up(layout) else ''}"
+            )
+        if start % self._stride and start != self._stop:
             raise ReaderError(
                 f"{self._world_size} ranks that take whole batches cannot begin at batch {start}, "
                 f"in the middle of a step: choose a world_size that divides {start}, or begin at "
-                f"{start - start % self._stride}"
+                f"{start - start % self._stride} and take what lies between once more"
             )
         self.close()
         self._place.next_batch = start
 
-    def _tables(self) -> Generator[pa.Table, None, None]:
+    @property
+    def _last_start(self) -> int:
+        return max(self._stop, self._manifest.layout.num_batches)
+
+    def _batches(self) -> Generator[Any, None, None]:
         first = self._place.next_batch + (self._rank if self._split == "batches" else 0)
-        numbers = range(first, self._stop, self._stride)
+        numbers = range(first, first + len(self) * self._stride, self._stride)
         by_rows = self._split == "rows" and self._world_size > 1
-        share = (self._rank, self._world_size) if by_rows else None
+        share = (self._rank, self._world_size) if by_rows else (0, 1)
         # Not a method's generator: holding its iterator, it would keep that from being freed.
-        return _tables(self._decoder.anew(), numbers, share, self._read_ahead)
+        return _batches(self._decoder.anew(), numbers, share, self._pad, self._read_ahead)
 
 
-def _tables(
-    decoder: _Decoder, numbers: range, share: tuple[int, int] | None, read_ahead: int
-) -> Generator[pa.Table, None, None]:
-    """The batches of these numbers; of each only every R-th row from r on, for a share (r, R)."""
-    groups = itertools.groupby(numbers, decoder.group_of)
+def _batches(
+    decoder: _Decoder,
+    numbers: range,
+    share: tuple[int, int],
+    pad: Mapping[str, np.generic] | None,
+    read_ahead: int,
+) -> Generator[Any, None, None]:
+    """The batches of these numbers; past the mix's end they are those of its beginning again.
+
+    Of each only rows r, r + R, .. for a share (r, R), padded where there is ``pad``.
+    """
+    groups = itertools.groupby((n % decoder.num_batches for n in numbers), decoder.group_of)
     jobs = ((key, list(batches)) for key, batches in groups)
     with contextlib.closing(_ahead(jobs, lambda job: decoder.decode(job[0]), read_ahead)) as ahead:
-        for (key, batches), group in ahead:
+        for (_, batches), group in ahead:
             for n in batches:
-                table = decoder.batch(group, key, n)
-                if share is not None:
+                table = group.batch(n)
+                if share != (0, 1):
                     table = table.take(pa.array(np.arange(share[0], table.num_rows, share[1])))
-                yield table
+                yield table if pad is None else _padded(table, pad, n, share)
+
+
+def _padded(
+    table: pa.Table, pad: Mapping[str, np.generic], n: int, share: tuple[int, int]
+) -> PaddedBatch:
+    """A share's rows of batch n with the columns of ``pad`` dense."""
+    dense: dict[str, NDArray[Any]] = {}
+    lengths: dict[str, NDArray[np.int64]] = {}
+    for name, value in pad.items():
+        try:
+            dense[name], lengths[name] = pad_lists(table.column(name), value)
+        except PadError as error:
+            rank, world_size = share
+            row = "" if error.row is None else f", row {rank + error.row * world_size}"
+            raise ReaderError(f"column {name!r} of batch {n}{row}: {error.reason}") from error
+    others = [name for name in table.column_names if name not in pad]
+    return PaddedBatch(table.select(others), dense, lengths)
 
 
 def _ahead(
@@ -331,7 +446,17 @@ def _integer(what: str, value: Any) -> int:
         raise ReaderError(f"{what} must be an integer, found {value!r}") from None
 
 
+def _filled_up(layout: Layout) -> int:
+    """Where the last step ends once it is filled up.
+
+    Of a mix without ``batches_per_step`` that is its own end: a step is then one batch a rank, so
+    after the last one nothing is left, and the end reads the same for every world size.
+    """
+    return layout.num_batches + -layout.num_batches % (layout.batches_per_step or 1)
+
+
 def _next_batch(state: Mapping[str, Any], manifest: Manifest) -> int:
+    """What a state says. Only an iterator knows whether it takes one behind the mix's end."""
     if not isinstance(state, Mapping) or set(state) != {"order_id", "next_batch"}:
         raise ReaderError(f"a reader's state has exactly order_id and next_batch, found {state!r}")
     if state["order_id"] != manifest.order_id:
@@ -345,7 +470,7 @@ def _next_batch(state: Mapping[str, Any], manifest: Manifest) -> int:
         raise ReaderError(f"next_batch must be an integer, found {number!r}")
     if number < 0:
         raise ReaderError(f"next_batch must be at least 0, found {number}")
-    if number > manifest.layout.num_batches:
+    if number > _filled_up(manifest.layout):
         raise ReaderError(
             f"the state's next batch is {number}, but the mix has {manifest.layout.num_batches}: "
             "resume from the longer mix of this order that the state was taken from"
@@ -353,14 +478,28 @@ def _next_batch(state: Mapping[str, Any], manifest: Manifest) -> int:
     return number
 
 
+class _Group(NamedTuple):
+    """A decoded row group: batch ``first + i`` is rows ``edges[i]`` to ``edges[i + 1]``."""
+
+    table: pa.Table
+    first: int
+    edges: Sequence[int]
+
+    def batch(self, n: int) -> pa.Table:
+        """Batch n of the mix, which lies in this group."""
+        place = n - self.first
+        start, stop = self.edges[place], self.edges[place + 1]
+        return self.table.slice(start, stop - start)
+
+
 class _Decoder:
-    """Decodes row groups of a mix and cuts batches out of them. One open shard, one thread."""
+    """Decodes row groups of a mix. One open shard, one thread."""
 
     def __init__(self, folder: Folder, manifest: Manifest, columns: Sequence[str] | None) -> None:
         self._folder = folder
         self._manifest = manifest
         self._layout = manifest.layout
-        known = [column["name"] for column in manifest.document["schema"]]
+        known = self._known = [column["name"] for column in manifest.document["schema"]]
         if isinstance(columns, str):
             raise ReaderError(f"columns must be a list of names, such as [{columns!r}]")
         for name in columns or ():
@@ -377,43 +516,75 @@ class _Decoder:
         return _Decoder(self._folder, self._manifest, self._columns)
 
     @property
-    def schema(self) -> pa.Schema:
-        return self._shard(0).schema_arrow.remove_metadata()
+    def num_batches(self) -> int:
+        """Length of the mix."""
+        return self._layout.num_batches
+
+    def schema(self, n: int) -> pa.Schema:
+        """All columns, as the shard of batch n has them."""
+        return self._shard(self.group_of(n)[0]).schema_arrow.remove_metadata()
+
+    def pad_values(self, pad: Mapping[str, object], start: int) -> dict[str, np.generic]:
+        """The value of each padded column in its dtype, which the shard of a start tells.
+
+        Raises:
+            ReaderError: there is no such column, or its type or value is none to pad with.
+            ShardError: the shard is gone, damaged or not the one that belongs there.
+        """
+        if not isinstance(pad, Mapping):
+            raise ReaderError(
+                f"pad must map names of columns to values, such as {{'features': 0.0}}, "
+                f"found {pad!r}"
+            )
+        for name in pad:
+            if name not in self._known:
+                raise ReaderError(f"pad: no column {name!r}; the mix has {', '.join(self._known)}")
+            if self._columns is not None and name not in self._columns:
+                raise ReaderError(f"pad: column {name!r} is not among columns={self._columns}")
+        # Another decoder, so that its shard closes at once.
+        schema = self.anew().schema(start % self.num_batches)
+        values = {}
+        for name, value in pad.items():
+            kind = schema.field(name).type
+            try:
+                values[name] = pad_value(kind, value)
+            except PadError as error:
+                raise ReaderError(f"pad: column {name!r} of type {kind}: {error}") from error
+        return values
 
     def group_of(self, n: int) -> tuple[int, int]:
         """Shard and row group in which batch n lies."""
         shard, place = divmod(n, self._layout.batches_per_shard)
         return shard, place // self._layout.batches_per_row_group
 
-    def decode(self, key: tuple[int, int]) -> pa.Table:
-        """A row group as a table.
+    def decode(self, key: tuple[int, int]) -> _Group:
+        """A row group as a table, and where its batches begin.
 
         Raises:
             ShardError: the shard is gone, damaged or not the one that belongs there.
         """
         shard, group = key
         parquet = self._shard(shard)
+        where = f"{self._folder.root}/{shard_name(shard)}: row group {group}"
         try:
             table = parquet.read_row_group(group, columns=self._decoded)
         except (pa.ArrowException, OSError) as error:
-            raise ShardError(
-                f"{self._folder.root}/{shard_name(shard)}: row group {group} is damaged: {error}; "
-                f"{_MEND}"
-            ) from error
-        return table
-
-    def batch(self, table: pa.Table, key: tuple[int, int], n: int) -> pa.Table:
-        """Batch n of the decoded row group that holds it."""
-        shard, group = key
-        first = shard * self._layout.batches_per_shard + group * self._layout.batches_per_row_group
+            raise ShardError(f"{where} is damaged: {error}; {_MEND}") from error
+        first, batches = self._layout.shard(shard)
+        begin = first + group * self._layout.batches_per_row_group
+        end = min(begin + self._layout.batches_per_row_group, first + batches)
         rows = self._manifest.rows_per_batch
-        if rows is None:
-            numbers = table.column(MIX_BATCH).to_numpy()
-            start, stop = np.searchsorted(numbers, (n, n + 1))
+        if rows is not None:
+            edges: Sequence[int] = range(0, (end - begin + 1) * rows, rows)
         else:
-            start, stop = (n - first) * rows, (n - first + 1) * rows
-        table = table.slice(start, stop - start)
-        return table if self._columns is None else table.select(self._columns)
+            numbers = table.column(MIX_BATCH).to_numpy()
+            places = np.searchsorted(numbers, np.arange(begin, end + 1))
+            expected = np.repeat(np.arange(begin, end), np.diff(places))
+            # Elsewhere the number of rows tells; here only this column does.
+            if not np.array_equal(numbers, expected):
+                raise ShardError(f"{where} holds other rows than batches {begin} to {end}; {_MEND}")
+            edges = places.tolist()
+        return _Group(table if self._columns is None else table.select(self._columns), begin, edges)
 
     def _shard(self, shard: int) -> pq.ParquetFile:
         opened = self._open

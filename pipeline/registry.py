@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .catalog import Catalog, Dataset
+from .catalog import Catalog, Dataset, SourceFile
 from .formats import SourceChangedError, SourceError, format_of
 from .schema import conform
 from .storage import resolve
@@ -20,6 +20,43 @@ _KEPT_BYTES = 1 << 20
 
 # What a cursor decodes at once: less costs more calls, more falls out of the processor's cache.
 _BATCH_BYTES = 2 << 20
+
+
+def read_file(
+    catalog: Catalog,
+    dataset: Dataset,
+    file: SourceFile,
+    start: int,
+    stop: int,
+    batch_bytes: int = _BATCH_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """Rows ``start`` to below ``stop`` of one file, as batches of about ``batch_bytes``.
+
+    They are under the catalog's schema. No row group outside of the range is decoded.
+
+    Raises:
+        SourceError: the file is gone, damaged, or not the planned one.
+    """
+    filesystem, path = resolve(file.path, catalog.base)
+    module = format_of(path)
+    assert module is not None  # the catalog holds no other files
+    columns = catalog.source_columns(dataset)
+    where = f"dataset {dataset.name!r}, {file.path}"
+    batches = module.read_from(filesystem, path, file.digest, start, columns, batch_bytes)
+    try:
+        for batch in batches:
+            batch = batch.slice(0, stop - start).select(columns)
+            if batch.num_rows:
+                yield conform(batch, catalog.schema, where)
+            start += batch.num_rows
+            if start == stop:
+                return
+    except SourceError as error:
+        raise type(error)(f"dataset {dataset.name!r}: {error}") from error
+    raise SourceChangedError(
+        f"{where}: ended at row {start}, expected {file.num_rows} rows; plan again, or restore "
+        "the file"
+    )
 
 
 class Cursor:
@@ -128,50 +165,36 @@ class Cursor:
 
     def _open(self, start: int) -> Iterator[pa.RecordBatch]:
         """Batches of the dataset from a row on, file after file, up to its last row."""
-        catalog, dataset = self._catalog, self._dataset
-        columns = catalog.source_columns(dataset)
+        dataset = self._dataset
         for file in dataset.files:
             stop = min(file.first_row + file.num_rows, dataset.num_rows)
-            if stop <= start:
-                continue
-            filesystem, path = resolve(file.path, catalog.base)
-            module = format_of(path)
-            assert module is not None  # the catalog holds no other files
-            batches = module.read_from(
-                filesystem, path, file.digest, start - file.first_row, columns, self._batch_bytes
-            )
-            where = f"dataset {dataset.name!r}, {file.path}"
-            try:
-                for batch in batches:
-                    batch = batch.slice(0, stop - start).select(columns)
-                    if batch.num_rows:
-                        yield conform(batch, catalog.schema, where)
-                    start += batch.num_rows
-                    if start == stop:
-                        break
-            except SourceError as error:
-                raise type(error)(f"dataset {dataset.name!r}: {error}") from error
-            if start != stop:
-                raise SourceChangedError(
-                    f"{where}: ended at row {start - file.first_row}, expected {file.num_rows} "
-                    "rows; plan again, or restore the file"
-                )
+            if start < stop:
+                rows = start - file.first_row, stop - file.first_row
+                yield from read_file(self._catalog, dataset, file, *rows, self._batch_bytes)
+                start = stop
 
 
 class Cursors:
     """Cursors over all datasets, with bounds on what they hold together.
 
     At most ``max_open`` files are open, and decoded rows take about ``max_bytes``; those least
-    recently read are let go first. A cursor whose file was closed gives what it has decoded, and
+    recently read are let go first. Where no more than ``active`` are read at a time, these share
+    the bounds. A cursor whose file was closed gives what it has decoded, and
     opens the file again after that.
     """
 
-    def __init__(self, catalog: Catalog, max_open: int = 120, max_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        max_open: int = 120,
+        max_bytes: int = 256 << 20,
+        active: int | None = None,
+    ) -> None:
         self._max_open = max_open
         self._max_bytes = max_bytes
         # A reader holds some megabytes of pages besides, and thrice its batch while it decodes:
         # so the more there are, the less each decodes at once.
-        count = len(catalog.datasets)
+        count = min(active or len(catalog.datasets), len(catalog.datasets))
         share = max(64 << 10, min(_BATCH_BYTES, max_bytes // (count * max(4, count // 8))))
         self._cursors = [Cursor(catalog, dataset, share) for dataset in catalog.datasets]
         # Least recently read first: cursors with open files, and the bytes that cursors hold.
@@ -252,3 +275,34 @@ class Registry:
             for batch in cursor.read(offset, min(left, 256)):
                 yield from batch.to_pylist()
                 offset += batch.num_rows
+
+
+class FileItems:
+    """The items of one source file, as far as its dataset takes them: a child of a reservoir."""
+
+    def __init__(self, catalog: Catalog, dataset: Dataset, file: SourceFile) -> None:
+        self._catalog, self._dataset, self._file = catalog, dataset, file
+        self._first = max(0, -file.first_row)
+        self._stop = min(file.num_rows, dataset.num_rows - file.first_row)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.get_iterator(0)
+
+    def get_iterator(self, offset: int) -> Iterator[dict[str, Any]]:
+        """Items from the zero-based offset on; no row group that lies before it is decoded.
+
+        Raises:
+            SourceError: the file is gone, damaged, or not the planned one.
+        """
+        if self._first + offset >= self._stop:
+            return
+        rows = self._first + offset, self._stop
+        for batch in read_file(self._catalog, self._dataset, self._file, *rows):
+            yield from batch.to_pylist()
+
+
+def children(catalog: Catalog) -> list[FileItems]:
+    """Every source file in dataset and file order, as the children of a reservoir mixture."""
+    return [
+        FileItems(catalog, dataset, file) for dataset in catalog.datasets for file in dataset.files
+    ]

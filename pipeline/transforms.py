@@ -2,7 +2,8 @@
 
 The pipeline is one linear chain with one output type, a record a run, so that it runs on every
 runner. Its steps may be used in other pipelines: ``SpansOfShards() | WriteShards(path) |
-PublishManifest(path)``, after ``Plan.save`` has written the plan there.
+PublishManifest(path)``, after ``Plan.save`` has written the plan there; ``ScatterShards`` stands in
+for ``WriteShards`` where the rows of a shard lie anywhere in the sources.
 """
 
 from __future__ import annotations
@@ -13,27 +14,45 @@ import fcntl
 import itertools
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import apache_beam as beam
 import apache_beam.runners.portability.fn_api_runner
+import numpy as np
 from apache_beam.options.pipeline_options import (
     DirectOptions,
     PipelineOptions,
     StandardOptions,
 )
+from numpy.typing import NDArray
 
 from .commit import commit
 from .errors import MixError
 from .gather import RunWriter
 from .manifest import SCRATCH, Manifest
 from .plan import Plan
+from .scatter import (
+    MAX_SHARD_BYTES,
+    PLACE,
+    REQUEST,
+    Piece,
+    Served,
+    SourceGroups,
+    Spill,
+    cut,
+    decoded_shard_bytes,
+    request_rows,
+    serve_group,
+    side_by_side,
+    write_shards,
+)
 from .shard import ShardRecord
 from .storage import Folder, is_local
-from .writing import BuildError
+from .writing import BuildError, ShardWriter
 
 Run = tuple[int, int]
 """Consecutive shards (first, past the last) that one thread writes in one go."""
@@ -43,6 +62,18 @@ RunRecord = tuple[ShardRecord, ...]
 """The shards of a run, as written or found standing."""
 
 LOCAL_RUNNERS = ("FnApiRunner", "DirectRunner")
+
+WritePath = Literal["gather", "scatter"]
+"""How rows come together: slices of sources one after another, or rows from anywhere."""
+
+# Between steps the in-process runner holds grouped data as values, as a stream that grows, as a
+# message and as values again: more than five times as much as there is, as measured.
+_COPIES = 6
+# What a worker process gets of a step is one message, and those end at 2 GiB.
+_MESSAGE_BYTES = 3 << 29
+# What a remote runner's worker takes at a time: shards to write, row groups to serve.
+_REMOTE_RUN = 8
+_TASK_GROUPS = 8
 
 
 def crews_of(threads: int) -> int:
@@ -61,30 +92,34 @@ def runs_of(span: Span) -> Iterator[Run]:
         yield at, min(at + size, stop)
 
 
-def _spans(_: bytes, shards: int, width: int, size: int) -> Iterator[Span]:
-    for at in range(0, shards, width):
-        yield at, min(at + width, shards), size
+def _spans(_: bytes, start: int, stop: int, width: int, size: int) -> Iterator[Span]:
+    for at in range(start, stop, width):
+        yield at, min(at + width, stop), size
 
 
 class SpansOfShards(beam.PTransform):
     """From the pipeline's root: spans that cover the shards of a plan, spread over the workers.
 
-    ``num_shards`` in all; ``span_shards`` is what one worker takes at a time, ``run_shards`` what
-    one of its threads does.
+    ``num_shards`` in all, from ``first_shard`` on; ``span_shards`` is what one worker takes at a
+    time, ``run_shards`` what one of its threads does.
     """
 
-    def __init__(self, num_shards: int, span_shards: int, run_shards: int) -> None:
+    def __init__(
+        self, num_shards: int, span_shards: int, run_shards: int, first_shard: int = 0
+    ) -> None:
         super().__init__()
         self.num_shards = num_shards
         self.span_shards = span_shards
         self.run_shards = run_shards
+        self.first_shard = first_shard
 
     def expand(self, root: Any) -> Any:
-        sizes = (self.num_shards, self.span_shards, self.run_shards)
+        shards = (self.first_shard, self.first_shard + self.num_shards)
+        sizes = (self.span_shards, self.run_shards)
         spans = (
             root
             | "Begin" >> beam.Impulse()  # b""
-            | "Spans" >> beam.FlatMap(_spans, *sizes).with_output_types(Span)
+            | "Spans" >> beam.FlatMap(_spans, *shards, *sizes).with_output_types(Span)
         )
         # A single span has nobody to be spread to, and the step would cost a tenth of a second.
         return spans | "Spread" >> beam.Reshuffle() if self.num_shards > self.span_shards else spans
@@ -106,6 +141,71 @@ class WriteShards(beam.PTransform):
         return spans | "WriteRuns" >> beam.ParDo(write).with_output_types(RunRecord)
 
 
+class ScatterShards(beam.PTransform):
+    """Spans to records, as ``WriteShards``, for shards whose rows lie anywhere in the sources.
+
+    Each source row group is decoded once for all spans together. ``task_groups`` row groups are
+    one worker's task; ``threads`` of each worker share a task, and then the shards of a run.
+    ``spill`` is a folder, of all workers, that rows lie in on their way; without one they go
+    through the runner.
+    """
+
+    def __init__(
+        self, path: str, task_groups: int, threads: int = 1, spill: str | None = None
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.task_groups = task_groups
+        self.threads = threads
+        self.spill = spill
+
+    def expand(self, spans: Any) -> Any:
+        return (
+            spans
+            | "RequestRows" >> RequestRows(self.path, self.task_groups, self.threads)
+            | "ByTask" >> beam.GroupByKey()  # (task, [(run, request), ..])
+            | "ServeRows" >> ServeRows(self.path, self.threads, self.spill)
+            | "ByRun" >> beam.GroupByKey()  # (run, [piece, ..])
+            | "AssembleShards" >> AssembleShards(self.path, self.threads)
+        )
+
+
+class RequestRows(beam.PTransform):
+    """Spans to (task, (run, request)): which source rows a run's shards need, by row group.
+
+    A request is an array of ``REQUEST`` as bytes; for a shard that stands already it is its record.
+    """
+
+    def __init__(self, path: str, task_groups: int, threads: int = 1) -> None:
+        super().__init__()
+        self.request = _RequestRows(path, task_groups, threads)
+
+    def expand(self, spans: Any) -> Any:
+        return spans | beam.ParDo(self.request).with_output_types(tuple[int, tuple[Run, Any]])
+
+
+class ServeRows(beam.PTransform):
+    """(task, requests) to (run, piece): decodes each row group once, and serves all who asked."""
+
+    def __init__(self, path: str, threads: int = 1, spill: str | None = None) -> None:
+        super().__init__()
+        self.serve = _ServeRows(path, threads, spill)
+
+    def expand(self, requests: Any) -> Any:
+        return requests | beam.ParDo(self.serve).with_output_types(tuple[Run, Any])
+
+
+class AssembleShards(beam.PTransform):
+    """(run, pieces) to records: puts the rows of each shard in order, and writes it."""
+
+    def __init__(self, path: str, threads: int = 1) -> None:
+        super().__init__()
+        self.assemble = _AssembleShards(path, threads)
+
+    def expand(self, pieces: Any) -> Any:
+        return pieces | beam.ParDo(self.assemble).with_output_types(RunRecord)
+
+
 class PublishManifest(beam.PTransform):
     """Records to the finished mix: publishes the manifest once every shard of the plan stands."""
 
@@ -123,23 +223,24 @@ class PublishManifest(beam.PTransform):
 
 
 class BuildMix(beam.PTransform):
-    """From the pipeline's root: builds the mix whose plan is saved at ``path``."""
+    """From the pipeline's root: builds the mix whose plan is saved at ``path``.
+
+    ``write`` makes records of the spans: ``WriteShards`` or ``ScatterShards``. Without ``publish``
+    it is left at the shards.
+    """
 
     def __init__(
-        self, path: str, num_shards: int, span_shards: int, run_shards: int, threads: int = 1
+        self, path: str, spans: SpansOfShards, write: beam.PTransform, publish: bool = True
     ) -> None:
         super().__init__()
         self.path = path
-        self.spans = SpansOfShards(num_shards, span_shards, run_shards)
-        self.threads = threads
+        self.spans = spans
+        self.write = write
+        self.publish = publish
 
     def expand(self, root: Any) -> Any:
-        return (
-            root
-            | "SpansOfShards" >> self.spans
-            | "WriteShards" >> WriteShards(self.path, self.threads)
-            | "PublishManifest" >> PublishManifest(self.path)
-        )
+        records = root | "SpansOfShards" >> self.spans | type(self.write).__name__ >> self.write
+        return records | "Publish" >> PublishManifest(self.path) if self.publish else records
 
 
 class _WriteSpan(beam.DoFn):
@@ -174,6 +275,84 @@ class _WriteSpan(beam.DoFn):
             yield tuple(run.result())
 
 
+class _RequestRows(beam.DoFn):
+    def __init__(self, path: str, task_groups: int, threads: int) -> None:
+        super().__init__()
+        self._path = path
+        self._task_groups = task_groups
+        self._threads = threads
+
+    def setup(self) -> None:
+        plan = Plan.load(Folder.at(self._path))
+        self._writer = ShardWriter(plan)
+        self._groups = SourceGroups(plan.catalog)
+
+    def process(self, span: Span) -> Iterator[tuple[int, tuple[Run, bytes | ShardRecord]]]:
+        for run in runs_of(span):
+            footers = [self._writer.footer(shard) for shard in range(*run)]
+            standing = list(side_by_side(self._writer.standing, footers, self._threads))
+            # A record takes the way of the rows, so that the chain stays one.
+            yield from ((0, (run, record)) for record in standing if record is not None)
+            pairs = zip(footers, standing, strict=True)
+            lacking = [footer for footer, record in pairs if record is None]
+            if lacking:
+                requests = request_rows(self._writer, self._groups, lacking)
+                for task, part in cut(requests, requests["group"] // self._task_groups):
+                    yield task, (run, part.tobytes())
+
+
+class _ServeRows(beam.DoFn):
+    def __init__(self, path: str, threads: int, spill: str | None) -> None:
+        super().__init__()
+        self._path = path
+        self._threads = threads
+        self._spill = spill
+
+    def setup(self) -> None:
+        self._groups = SourceGroups(Plan.load(Folder.at(self._path)).catalog)
+
+    def process(
+        self, task: tuple[int, Iterable[tuple[Run, bytes | ShardRecord]]]
+    ) -> Iterator[tuple[Run, Piece | ShardRecord]]:
+        asked: dict[int, list[tuple[Run, NDArray[Any]]]] = {}
+        for run, request in task[1]:
+            if isinstance(request, ShardRecord):
+                yield run, request
+                continue
+            requests = np.frombuffer(request, REQUEST)
+            for group, part in cut(requests, requests["group"]):
+                asked.setdefault(group, []).append((run, part))
+
+        def serve(group: int) -> list[tuple[Run, Served]]:
+            return list(serve_group(self._groups, group, asked[group]))
+
+        pieces = itertools.chain.from_iterable(side_by_side(serve, sorted(asked), self._threads))
+        if self._spill is None:
+            for run, (places, message) in pieces:
+                yield run, (places, message.to_pybytes())
+            return
+        with contextlib.closing(Spill(self._spill)) as spill:
+            for run, (places, message) in pieces:
+                yield run, (places, spill.put(message))
+
+
+class _AssembleShards(beam.DoFn):
+    def __init__(self, path: str, threads: int) -> None:
+        super().__init__()
+        self._path = path
+        self._threads = threads
+
+    def setup(self) -> None:
+        self._writer = ShardWriter(Plan.load(Folder.at(self._path)))
+
+    def process(self, arrived: tuple[Run, Iterable[Piece | ShardRecord]]) -> Iterator[RunRecord]:
+        run, found = arrived[0], list(arrived[1])
+        pieces = [piece for piece in found if not isinstance(piece, ShardRecord)]
+        known = {record.shard: record for record in found if isinstance(record, ShardRecord)}
+        footers = [self._writer.footer(shard) for shard in range(*run)]
+        yield tuple(write_shards(self._writer, footers, pieces, known, self._threads))
+
+
 def _keyed(record: RunRecord) -> tuple[int, RunRecord]:
     return 0, record
 
@@ -191,6 +370,20 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def available_memory() -> int:
+    """Bytes that this process may still take: what the machine has left, or its container at most.
+
+    Where the system does not say, 4 GiB.
+    """
+    found: list[int] = []
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
+        found += [int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")]
+    for path in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(f"/sys/fs/cgroup/{path}") as file:
+            found.append(int(file.read()))  # "max" where there is no limit
+    return min(found, default=4 << 30)
+
+
 def build(
     plan: Plan,
     beam_options: Sequence[str] = (),
@@ -199,14 +392,19 @@ def build(
     threads: int | None = None,
     run_shards: int | None = None,
     shared_filesystem: bool = False,
+    write_path: WritePath | None = None,
+    memory_limit: int | None = None,
 ) -> Manifest:
     """Write a plan's shards with Beam and publish its manifest; the finished mix.
 
     Shards that stand whole from an earlier build of the same plan are kept. ``beam_options`` are
     command-line options of Beam; without a runner among them the work is done in this process.
-    ``threads`` a worker, two to a run, write runs of ``run_shards`` shards; by default all cores
-    are used, and each pair of threads gets one run. ``shared_filesystem`` says that a local
-    output path means the same folder on every worker of a remote runner.
+    ``threads`` a worker, by default all cores, share runs of ``run_shards`` shards.
+    ``shared_filesystem`` says that a local output path means the same folder on every worker of a
+    remote runner. ``write_path`` is how rows come together, by default as the plan says; the bytes
+    are the same. Where rows come from anywhere, this machine keeps them on its disk until they are
+    written, and in memory where they belong: as many shards are written at a time as half of the
+    free disk and ``memory_limit`` bytes allow, by default half of the memory that is free.
 
     Raises:
         PlanError: another mix stands in the output folder.
@@ -216,20 +414,82 @@ def build(
     local = check_runner(plan, options, shared_filesystem)
     workers = int(options.view_as(DirectOptions).direct_num_workers or 1) if local else 1
     threads = threads or (max(1, available_cores() // workers) if local else 1)
-    shards = plan.layout.num_shards
+    scatter = (write_path or plan.write_path) == "scatter"
+    if scatter:
+        decoded_shard_bytes(plan)  # which refuses shards that are too large
     with _locked(plan.folder):
         plan = plan.save(overwrite)
-        run = run_shards or default_run_shards(shards, workers * crews_of(threads), local)
-        span = max(run, -(-shards // workers)) if local else run
-        pipeline = beam.Pipeline(runner=_runner(options), options=options)
-        _ = pipeline | "BuildMix" >> BuildMix(plan.folder.uri, shards, span, run, threads)
-        try:
-            pipeline.run().wait_until_finish()
-        except Exception as error:
-            if any(isinstance(seen, KeyboardInterrupt) for seen in _chain(error)):
-                raise KeyboardInterrupt from error
-            raise BuildError(_reason(error)) from error
+        spill = plan.folder.scratch("rows") if scatter and local else None
+        if spill:
+            memory = memory_limit or available_memory() // 2
+            if options.view_as(DirectOptions).direct_running_mode == "multi_processing":
+                memory = min(memory, workers * _COPIES * _MESSAGE_BYTES)
+            mixes = _scatter_waves(plan, workers, threads, run_shards, memory, spill)
+        elif scatter:
+            mixes = [_scatter(plan, threads, run_shards)]
+        else:
+            mixes = [_gather(plan, workers if local else None, threads, run_shards)]
+        for mix in mixes:
+            pipeline = beam.Pipeline(runner=_runner(options), options=options)
+            _ = pipeline | "BuildMix" >> mix
+            try:
+                pipeline.run().wait_until_finish()
+            except Exception as error:
+                if any(isinstance(seen, KeyboardInterrupt) for seen in _chain(error)):
+                    raise KeyboardInterrupt from error
+                raise BuildError(_reason(error)) from error
+            finally:
+                if spill:
+                    shutil.rmtree(spill, ignore_errors=True)
         return Manifest.load(plan.folder)
+
+
+def _gather(plan: Plan, workers: int | None, threads: int, run_shards: int | None) -> BuildMix:
+    """The pipeline of a gather; ``workers`` are this machine's, None are another's."""
+    shards = plan.layout.num_shards
+    local = workers is not None
+    crews = (workers or 1) * crews_of(threads)
+    run = run_shards or default_run_shards(shards, crews, local)
+    span = max(run, -(-shards // workers)) if workers else run
+    spans = SpansOfShards(shards, span, run)
+    return BuildMix(plan.folder.uri, spans, WriteShards(plan.folder.uri, threads))
+
+
+def _scatter(plan: Plan, threads: int, run_shards: int | None) -> BuildMix:
+    """The pipeline of a scatter by another machine's workers; a run's rows fit into memory."""
+    path, shards = plan.folder.uri, plan.layout.num_shards
+    fitting = max(1, MAX_SHARD_BYTES // decoded_shard_bytes(plan))
+    run = min(run_shards or _REMOTE_RUN, fitting, shards)
+    return BuildMix(
+        path, SpansOfShards(shards, run, run), ScatterShards(path, _TASK_GROUPS, threads)
+    )
+
+
+def _scatter_waves(
+    plan: Plan, workers: int, threads: int, run_shards: int | None, memory: int, spill: str
+) -> list[BuildMix]:
+    """The pipelines of a scatter by this machine, one after another.
+
+    Each but the last writes a wave of shards: their rows fit onto half of the free disk, and what
+    the runner holds of them fits into ``memory``. The last writes what is left, finds the others
+    standing, and publishes.
+    """
+    path, layout = plan.folder.uri, plan.layout
+    rows = int(plan.manifest.document["num_rows"]) * layout.batches_per_shard // layout.num_batches
+    held = _COPIES * (REQUEST.itemsize + PLACE.itemsize) * max(1, rows)
+    disk = shutil.disk_usage(os.path.dirname(spill)).free // 2
+    shards = layout.num_shards
+    wave = min(shards, max(1, min(memory // held, disk // decoded_shard_bytes(plan))))
+    tasks = -(-len(SourceGroups(plan.catalog)) // workers)
+    run = run_shards or 2 * threads
+    mixes = []
+    for first in range(0, shards, wave):
+        last = first + wave >= shards
+        start, count = (0, shards) if last else (first, wave)
+        spans = SpansOfShards(count, -(-count // workers), run, start)
+        write = ScatterShards(path, tasks, threads, spill)
+        mixes.append(BuildMix(path, spans, write, publish=last))
+    return mixes
 
 
 def default_run_shards(shards: int, crews: int, local: bool) -> int:
@@ -237,7 +497,7 @@ def default_run_shards(shards: int, crews: int, local: bool) -> int:
 
     A remote runner has no known number of workers: short runs let it spread and retry them.
     """
-    return -(-shards // crews) if local else min(8, shards)
+    return -(-shards // crews) if local else min(_REMOTE_RUN, shards)
 
 
 def parse_options(flags: Sequence[str]) -> PipelineOptions:
@@ -277,15 +537,23 @@ def check_runner(plan: Plan, options: PipelineOptions, shared_filesystem: bool) 
             "(--threads), and multi_processing works too"
         )
     local = runner.rpartition(".")[2] in LOCAL_RUNNERS
+    if not local:
+        try:
+            beam.runners.create_runner(runner)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise BuildError(f"--runner {runner} cannot be used: {error}") from error
+    workers = options.view_as(DirectOptions).direct_num_workers
+    if workers < 0:
+        raise BuildError(f"--direct_num_workers must be at least 0, found {workers}")
     if not local and not shared_filesystem:
         paths = [plan.manifest.document["config"]["output"]]
         paths += [file.path for dataset in plan.catalog.datasets for file in dataset.files[:1]]
         for path in paths:
             if is_local(path):
                 raise BuildError(
-                    f"runner {runner} works on other machines, but {path!r} is a path on this one; "
-                    "use URIs that every worker can open, or say --shared-filesystem if the path "
-                    "is the same folder on all of them"
+                    f"runner {runner} may work on other machines, but {path!r} is a path on this "
+                    "one; use URIs that every worker can open, or say --shared-filesystem if the "
+                    "path is the same folder on all of them"
                 )
     return local
 

@@ -24,6 +24,7 @@ from .manifest import (
     exact,
     order_identity,
 )
+from .mixtures import LENGTHS, mixture_of, order_settings
 from .shard import (
     PROVENANCE,
     SHARDS,
@@ -52,6 +53,7 @@ class Fault:
 
 
 _TABLES = ("sources", "shards", "states")
+_KNOWN = (*_TABLES, LENGTHS)
 
 
 def verify(path: str | os.PathLike[str], sources: bool = False, threads: int = 2) -> list[Fault]:
@@ -74,25 +76,23 @@ def verify(path: str | os.PathLike[str], sources: bool = False, threads: int = 2
             f"{folder.root}/{MANIFEST}: has algorithm_version {algorithm!r}, but this mixshards "
             f"knows {ALGORITHM_VERSION}; verify with the mixshards that built the mix"
         )
-    mixture = manifest.mixture()
     faults: list[Fault] = []
-    if manifest.rows_per_batch != mixture.rows_per_batch:
-        faults.append(
-            Fault(
-                MANIFEST,
-                f"has mixture.rows_per_batch {manifest.rows_per_batch}, but the mixture gives "
-                f"{mixture.rows_per_batch}",
-            )
-        )
     for kind in dict.fromkeys([*_TABLES, *manifest.document["tables"]]):
         try:
             # Of a table that a newer minor version added, only the bytes are known.
-            (manifest.table if kind in _TABLES else manifest.table_bytes)(folder, kind)
+            (manifest.table if kind in _KNOWN else manifest.table_bytes)(folder, kind)
         except MixError as error:
             entry = manifest.document["tables"].get(kind)
             faults.append(Fault(entry["path"] if entry else MANIFEST, str(error)))
     if faults:
         return faults
+    mixture = mixture_of(manifest, folder)
+    if manifest.rows_per_batch != mixture.rows_per_batch:
+        reason = (
+            f"has mixture.rows_per_batch {manifest.rows_per_batch}, but the mixture gives "
+            f"{mixture.rows_per_batch}"
+        )
+        return [Fault(MANIFEST, reason)]
     faults.extend(_counts(folder, manifest))
     if faults:
         return faults
@@ -224,9 +224,7 @@ def _identities(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
         files.setdefault(row["dataset"], []).append((row["digest"], row["rows"]))
     try:
         order_id = order_identity(
-            document["mixture"]["kind"],
-            int(document["mixture"]["batch_size"]),
-            [int(entry["weight"]) for entry in document["datasets"]],
+            order_settings(document),
             [
                 (
                     entry["name"],
@@ -356,7 +354,9 @@ def origins(folder: Folder, manifest: Manifest, first_batch: int, num_batches: i
     start, _ = layout.shard(shard)
     states = manifest.states(folder)
     try:
-        row_map = manifest.mixture().rows(states[shard], first_batch - start + num_batches)
+        row_map = mixture_of(manifest, folder).rows(
+            states[shard], first_batch - start + num_batches
+        )
     except (IndexError, ValueError) as error:
         raise ManifestError(
             f"{folder.root}: its states and its mixture do not agree: {error}; `mixshards verify` "

@@ -61,3 +61,19 @@ use_venv() { # EXTRA; makes the environment where needed, installs where needed,
         say "$wanted" >"$stamp"
     fi
 }
+
+own_folder() { # FOLDER MARKER; refuses a folder that holds anything but an earlier run of the demo
+    demo=$1 marker=.$2
+    [[ $demo != -* ]] || fail "usage: $0 [FOLDER]"
+    [[ ! -e $demo || -f $demo/$marker || (-d $demo && -z $(ls -A -- "$demo")) ]] ||
+        fail "$demo is neither empty nor an earlier demo's; name another folder: $0 FOLDER"
+}
+
+enter_folder() { # goes into the folder that own_folder was given, without what was built there
+    mkdir -p -- "$demo"
+    run cd "$demo"
+    say "Made by $(basename -- "$0") of mixshards, which replaces data/, mix.yaml and out/ here." \
+        >"$marker"
+    say '*' >.gitignore
+    rm -rf out
+}

@@ -1,25 +1,28 @@
-"""Offline equals online: shards hold what DataBatcher emits, and it resumes at every boundary."""
+"""Offline equals online: shards hold what the online class emits, resumed at every boundary."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mixcore import DataBatcher
+from mixcore import BatchStream, DataBatcher, FrameBudgetSampler
+from mixcore.streaming import StreamingDatasetNoIndex
 from pipeline.manifest import Manifest
 from pipeline.plan import Plan, plan
 from pipeline.reader import ShardReader
-from pipeline.registry import Registry
+from pipeline.registry import Registry, children
 from pipeline.shard import PROVENANCE
 from pipeline.storage import Folder
 from pipeline.transforms import build
-from pipeline.verify import verify
+from pipeline.verify import origins, verify
 
 from .mixes import config, write_sources
 
@@ -179,3 +182,165 @@ def test_provenance_tells_where_each_row_lies_in_its_source(mix: tuple[Plan, Pat
             assert (row["mix_batch"], row["mix_epoch"], row["mix_row"]) == (n, epoch, position)
             assert {"text": row["text"], "tokens": row["tokens"]} == rows[name][position]
             seen[name] += 1
+
+
+# Frame budgets and reservoirs.
+
+FRAME_BUDGETS = {
+    "lengths in a column": {"length_column": "frames", "frame_budget": 60, "pool_size": 40},
+    "lengths of lists, two epochs": {
+        "length_of": "tokens", "frame_budget": 40, "pool_size": 16, "epochs": 2, "max_items": 5,
+    },
+    "lengths of texts, ends within an epoch": {
+        "length_of": "text", "frame_budget": 90, "pool_size": 1000, "num_batches": 37,
+    },
+    "one item a batch": {
+        "length_column": "frames", "frame_budget": 60, "pool_size": 9, "max_items": 1, "seed": 4,
+    },
+    "items past the budget left out": {
+        "length_column": "frames", "frame_budget": 9, "pool_size": 30, "on_too_long": "drop",
+        "epochs": 2,
+    },
+}  # fmt: skip
+
+
+def write_frames(folder: Path, **files: list[int]) -> None:
+    """Datasets with a column of lengths beside lists and texts that are never empty."""
+    for name, counts in files.items():
+        (folder / name).mkdir(parents=True)
+        for number, rows in enumerate(counts):
+            frames = np.random.default_rng([number, rows]).integers(1, 14, rows)
+            data = pa.table(
+                {
+                    "text": [f"{name}:{number}:{i}:" + "é" * int(n) for i, n in enumerate(frames)],
+                    "tokens": [[i] * int(n) for i, n in enumerate(frames)],
+                    "frames": pa.array(frames, pa.int16()),
+                }
+            )
+            pq.write_table(data, folder / name / f"{number}.parquet", row_group_size=7)
+
+
+@pytest.fixture(scope="module", params=FRAME_BUDGETS, ids=str)
+def budgeted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Plan, Path]:
+    folder = tmp_path_factory.mktemp("budgeted")
+    write_frames(folder / "data", a=[31, 0, 12], b=[1], c=[25, 8])
+    keys = {"mixture": "frame_budget", "batches_per_shard": 2}
+    settings = config(folder, {"a": 1, "b": 1, "c": 1}, **keys)
+    del settings["batch_size"]
+    for dataset in settings["datasets"].values():
+        del dataset["weight"]
+    settings["datasets"]["a"]["rows"] = [5, None]
+    planned = plan({**settings, **FRAME_BUDGETS[request.param]})
+    build(planned)
+    return planned, folder / "out"
+
+
+def sampler_and_items(planned: Plan) -> tuple[FrameBudgetSampler, list[dict[str, Any]]]:
+    """The online sampler over items that are read and measured here, one by one."""
+    settings = planned.manifest.document["mixture"]
+    registry = Registry(planned.catalog)
+    items = [item for name in planned.mixture.names for item in registry.get_iterator(name)]
+    (how, column), *_ = settings["lengths"].items()
+    measure = {"column": lambda value: value, "of": len}[how]
+    items = [item for item in items if measure(item[column]) <= settings["frame_budget"]]
+    parameters = ("frame_budget", "pool_size", "max_items", "seed", "stream")
+    sampler = FrameBudgetSampler(
+        [measure(item[column]) for item in items], **{key: settings[key] for key in parameters}
+    )
+    return sampler, items
+
+
+def test_shards_hold_what_the_online_sampler_gives_from_every_boundary(
+    budgeted: tuple[Plan, Path],
+) -> None:
+    planned, out = budgeted
+    sampler, items = sampler_and_items(planned)
+    reader = ShardReader(str(out))
+    folder = Folder.at(str(out))
+    states = Manifest.load(folder).states(folder)
+    assert reader.num_shards > 5
+    for shard in range(reader.num_shards):
+        online = BatchStream(sampler)
+        online.load_state_dict(states[shard])
+        for table in reader.batches(start_shard=shard):
+            assert payload(table) == [items[i] for i in online.next_batch()]
+        online_end = online.state_dict()
+        assert {key: online_end[key] for key in states[reader.num_shards]} == states[
+            reader.num_shards
+        ]
+
+
+RESERVOIRS: dict[str, dict[str, Any]] = {
+    "two passes, a shorter last batch": {"max_simultaneous": 3, "passes": 2},
+    "endless": {"max_simultaneous": 4, "num_batches": 60, "seed": 2**62},
+    "one at a time": {"max_simultaneous": 1, "num_batches": 25},
+    "more places than files": {"max_simultaneous": 100, "passes": 3},
+}
+
+
+@pytest.fixture(scope="module", params=RESERVOIRS, ids=str)
+def reservoir(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Plan, Path]:
+    folder = tmp_path_factory.mktemp("reservoir")
+    write_sources(folder / "data", a=[9, 0, 14, 1], b=[1], c=[20, 3, 11])
+    keys = {"mixture": "reservoir", "batch_size": 5, "batches_per_shard": 3}
+    settings = config(folder, {"a": 1, "b": 1, "c": 1}, **keys)
+    for dataset in settings["datasets"].values():
+        del dataset["weight"]
+    settings["datasets"]["c"]["rows"] = [4, None]
+    planned = plan({**settings, **RESERVOIRS[request.param]})
+    build(planned)
+    return planned, folder / "out"
+
+
+def test_shards_hold_what_the_online_stream_gives_from_every_boundary(
+    reservoir: tuple[Plan, Path],
+) -> None:
+    planned, out = reservoir
+    settings = planned.manifest.document["mixture"]
+    reader = ShardReader(str(out))
+    folder = Folder.at(str(out))
+    states = Manifest.load(folder).states(folder)
+    assert reader.num_shards > 5
+    for shard in range(reader.num_shards):
+        online = StreamingDatasetNoIndex(
+            children(planned.catalog),
+            settings["max_simultaneous"],
+            seed=int(settings["seed"]),
+            passes=settings["passes"],
+        )
+        online.load_state_dict(states[shard])
+        samples = iter(online)
+        for table in reader.batches(start_shard=shard):
+            assert payload(table) == list(islice(samples, 5))
+        assert online.state_dict() == states[reader.num_shards]
+    assert settings["passes"] is None or list(samples) == []
+
+
+def test_frame_budgets_are_whole_and_tell_where_their_rows_lie(budgeted: tuple[Plan, Path]) -> None:
+    check_whole(*budgeted)
+
+
+def test_reservoirs_are_whole_and_tell_where_their_rows_lie(reservoir: tuple[Plan, Path]) -> None:
+    check_whole(*reservoir)
+
+
+def check_whole(planned: Plan, out: Path) -> None:
+    """Hold a mix against its sources, row for row by its provenance."""
+    assert verify(str(out), sources=True) == []
+    rows = {
+        dataset.name: list(Registry(planned.catalog).get_iterator(dataset.name))
+        for dataset in planned.catalog.datasets
+    }
+    folder = Folder.at(str(out))
+    manifest = Manifest.load(folder)
+    for n, table in enumerate(ShardReader(str(out)).batches()):
+        found = table.to_pylist()
+        for row in found:
+            place = {name: row.pop(name) for name in PROVENANCE.names}
+            assert place["mix_batch"] == n
+            assert row == rows[place["mix_dataset"]][place["mix_row"]]
+        assert sum(piece.count for piece in origins(folder, manifest, n, 1)) == len(found)

@@ -22,7 +22,11 @@ from pipeline.config import (
     Config,
     ConfigError,
     DatasetConfig,
+    FrameBudgetConfig,
     Problem,
+    ReservoirConfig,
+    UnweightedDatasetConfig,
+    WeightedConfig,
     config_from_dict,
     load_config,
     parse_config,
@@ -44,6 +48,26 @@ datasets:
   web:   {path: data/web/*.parquet, weight: 3}
   code:  {path: data/code/, weight: 2, rows: [1000, null]}
   books: {path: [data/books-a.jsonl.gz, data/books-b.jsonl.gz], weight: 1, columns: {text: body}}
+"""
+
+
+FRAME_BUDGET = """\
+output: out/
+mixture: frame_budget
+frame_budget: 16000
+pool_size: 4096
+length_column: frames
+datasets:
+  web: {path: data/web/*.parquet}
+"""
+RESERVOIR = """\
+output: out/
+mixture: reservoir
+batch_size: 512
+max_simultaneous: 4
+passes: 2
+datasets:
+  web: {path: data/web/*.parquet}
 """
 
 
@@ -719,6 +743,351 @@ def test_a_dataset_name_has_at_most_200_characters() -> None:
     assert found.path == f'datasets."{"x" * 60}…"'
 
 
+# Mixtures
+
+
+def problems_of(base: str, changes: Mapping[str, str | None]) -> list[str]:
+    """Of a valid file in which some top-level lines are replaced, added (above datasets) or left
+    out; each as its error text tells it."""
+    head, datasets = base.split("datasets:")
+    kept = [line for line in head.splitlines() if line.split(":")[0] not in changes]
+    new = [f"{key}: {value}" for key, value in changes.items() if value is not None]
+    return [str(found) for found in problems("\n".join([*kept, *new, "datasets:"]) + datasets)]
+
+
+def test_a_mixture_is_weighted_unless_the_file_says_another() -> None:
+    assert type(read(MINIMAL)) is WeightedConfig
+    assert read(MINIMAL) == read("mixture: weighted\n" + MINIMAL) == read("mixture:\n" + MINIMAL)
+    assert type(read(FRAME_BUDGET)) is FrameBudgetConfig
+    assert type(read(RESERVOIR)) is ReservoirConfig
+    for text in (MINIMAL, FRAME_BUDGET, RESERVOIR):
+        assert isinstance(read(text), Config)
+
+
+def test_a_frame_budget_mixture_has_its_defaults() -> None:
+    config = read(FRAME_BUDGET)
+    assert isinstance(config, FrameBudgetConfig)
+    assert config.mixture == "frame_budget"
+    assert (config.frame_budget, config.pool_size, config.max_items) == (16000, 4096, None)
+    assert (config.seed, config.stream) == (0, 0)
+    assert (config.length_column, config.length_of) == ("frames", None)
+    assert config.on_too_long == "error"
+    assert (config.epochs, config.num_batches) == (1, None)
+    assert config.datasets == {"web": UnweightedDatasetConfig(path=("data/web/*.parquet",))}
+
+
+def test_a_frame_budget_mixture_takes_all_of_its_keys() -> None:
+    text = FRAME_BUDGET.replace("length_column: frames", "length_of: text\nnum_batches: 100") + (
+        "max_items: 64\nseed: 7\nstream: 3\non_too_long: drop\nbatches_per_shard: 20\n"
+        "batches_per_step: 4\nbatches_per_row_group: 2\ncompression: lz4\n"
+    )
+    assert read(text).resolved() == {
+        "output": "out/",
+        "mixture": "frame_budget",
+        "frame_budget": 16000,
+        "pool_size": 4096,
+        "max_items": 64,
+        "seed": 7,
+        "stream": 3,
+        "length_column": None,
+        "length_of": "text",
+        "on_too_long": "drop",
+        "epochs": None,
+        "num_batches": 100,
+        "batches_per_shard": 20,
+        "shard_bytes": None,
+        "batches_per_step": 4,
+        "batches_per_row_group": 2,
+        "compression": "lz4",
+        "compression_level": None,
+        "datasets": {"web": {"path": ["data/web/*.parquet"], "rows": [0, None], "columns": None}},
+    }
+
+
+def test_a_reservoir_mixture_resolves_with_its_defaults() -> None:
+    assert read(RESERVOIR).resolved() == {
+        "output": "out/",
+        "mixture": "reservoir",
+        "batch_size": 512,
+        "max_simultaneous": 4,
+        "seed": 0,
+        "passes": 2,
+        "num_batches": None,
+        "batches_per_shard": None,
+        "shard_bytes": DEFAULT_SHARD_BYTES,
+        "batches_per_step": None,
+        "batches_per_row_group": None,
+        "compression": "zstd",
+        "compression_level": 1,
+        "datasets": {"web": {"path": ["data/web/*.parquet"], "rows": [0, None], "columns": None}},
+    }
+    endless = read(RESERVOIR.replace("passes: 2", "num_batches: 9"))
+    assert isinstance(endless, ReservoirConfig)
+    assert (endless.passes, endless.num_batches) == (None, 9)
+
+
+@pytest.mark.parametrize("text", [FRAME_BUDGET, RESERVOIR])
+def test_every_mixture_keeps_base_and_pickles(text: str) -> None:
+    config = parse_config(text, "somewhere")
+    assert config.base == Path("somewhere")
+    assert pickle.loads(pickle.dumps(config)) == config != read(text)
+
+
+def test_a_mapping_may_hold_datasets_without_weights() -> None:
+    mapping = {
+        "output": "out/",
+        "mixture": "reservoir",
+        "batch_size": 512,
+        "max_simultaneous": 4,
+        "passes": 2,
+        "datasets": {"web": UnweightedDatasetConfig(path=("data/web/*.parquet",))},
+    }
+    assert config_from_dict(mapping, ".") == read(RESERVOIR)
+
+
+EXPECTED_MIXTURE = "expected one of weighted, frame_budget, reservoir; found "
+
+
+def test_a_misspelt_mixture_is_one_problem_and_its_keys_are_none() -> None:
+    for text in (FRAME_BUDGET, RESERVOIR, "output: o\nmixture: x\nseed: 1\n" + WEB):
+        line = text.splitlines()[1]
+        assert problem(text.replace(line, "mixture: frame_budgt")) == Problem(
+            "mixture",
+            2,
+            EXPECTED_MIXTURE + '"frame_budgt" (a string); did you mean "frame_budget"?',
+        )
+
+
+@pytest.mark.parametrize(("written", "found"), [("3", "3"), ("[reservoir]", "a list")])
+def test_a_mixture_is_a_word(written: str, found: str) -> None:
+    assert top(f"mixture: {written}") == EXPECTED_MIXTURE + found
+
+
+def test_what_is_wrong_in_every_mixture_is_told_beside_a_misspelt_one() -> None:
+    text = RESERVOIR.replace("reservoir", "pool").replace("output: out/", "compresion: lz4")
+    text = text.replace("path: data/web/*.parquet", "paths: x, weight: 0, rows: 5")
+    assert [str(found) for found in problems(text)] == [
+        "line 1, output: missing; give the folder or URI to write the mix to",
+        'line 1, compresion: unknown key; did you mean "compression"?',
+        f'line 2, mixture: {EXPECTED_MIXTURE}"pool" (a string)',
+        "line 7, datasets.web.path: missing; give a file, folder or glob, or a list of them",
+        "line 7, datasets.web.rows: expected [start, stop], each a row number counted from 0 or "
+        "null; found 5",
+        'line 7, datasets.web.paths: unknown key; did you mean "path"?',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "owners", "mixture"),
+    [
+        (MINIMAL, "frame_budget", "frame_budget", "weighted"),
+        (MINIMAL, "pool_size", "frame_budget", "weighted"),
+        (MINIMAL, "max_items", "frame_budget", "weighted"),
+        (MINIMAL, "stream", "frame_budget", "weighted"),
+        (MINIMAL, "length_column", "frame_budget", "weighted"),
+        (MINIMAL, "length_of", "frame_budget", "weighted"),
+        (MINIMAL, "on_too_long", "frame_budget", "weighted"),
+        (MINIMAL, "epochs", "frame_budget", "weighted"),
+        (MINIMAL, "max_simultaneous", "reservoir", "weighted"),
+        (MINIMAL, "passes", "reservoir", "weighted"),
+        (MINIMAL, "seed", "frame_budget or reservoir", "weighted"),
+        (FRAME_BUDGET, "batch_size", "weighted or reservoir", "frame_budget"),
+        (FRAME_BUDGET, "on_exhausted", "weighted", "frame_budget"),
+        (FRAME_BUDGET, "passes", "reservoir", "frame_budget"),
+        (RESERVOIR, "on_exhausted", "weighted", "reservoir"),
+        (RESERVOIR, "pool_size", "frame_budget", "reservoir"),
+        (RESERVOIR, "epochs", "frame_budget", "reservoir"),
+    ],
+)
+def test_a_key_of_another_mixture_says_to_which_it_belongs(
+    base: str, key: str, owners: str, mixture: str
+) -> None:
+    (found,) = problems_of(base, {key: "1"})
+    assert found.endswith(f", {key}: {key} belongs to mixture: {owners}; this one is {mixture}")
+
+
+def test_a_key_of_no_mixture_is_unknown_in_each() -> None:
+    assert problem(FRAME_BUDGET + "pol_size: 3\n").message == (
+        'unknown key; did you mean "pool_size"?'
+    )
+    assert problem(RESERVOIR + "xyz: 3\n").message.startswith(
+        "unknown key; the keys here are output, batch_size, max_simultaneous, datasets, mixture, "
+    )
+    for key in ("wieght", "pool_size"):
+        assert problem(RESERVOIR.replace("path:", f"{key}: 3, path:")).message == (
+            "unknown key; the keys here are path, rows, columns"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "mixture", "why"),
+    [
+        (FRAME_BUDGET, "frame_budget", "an epoch holds every item once"),
+        (RESERVOIR, "reservoir", "every open source is as likely as the next"),
+    ],
+)
+@pytest.mark.parametrize("weight", ["3", "0", "null"])
+def test_a_weight_has_no_place_beside_weighted(
+    text: str, mixture: str, why: str, weight: str
+) -> None:
+    assert problem(text.replace("web: {", f"web: {{weight: {weight}, ")) == Problem(
+        "datasets.web.weight",
+        7,
+        f"weight has no place in a {mixture} mixture: {why}; leave it out",
+    )
+
+
+def test_what_a_mixture_needs_is_told_where_it_is_missing() -> None:
+    assert [str(found) for found in problems("mixture: frame_budget\n")] == [
+        "line 1, output: missing; give the folder or URI to write the mix to",
+        "line 1, frame_budget: missing; give the most a batch may take, its items times its "
+        "longest length, such as 16000",
+        "line 1, pool_size: missing; give how many items are sorted by length together, such as "
+        "4096",
+        "line 1, length_of: missing; give length_column, a column that holds the length of each "
+        "item, or length_of, a column of lists or texts whose length is taken",
+        "line 1, datasets: missing; give a mapping of names to datasets, each with path",
+    ]
+    assert [str(found) for found in problems("mixture: reservoir\n")] == [
+        "line 1, output: missing; give the folder or URI to write the mix to",
+        "line 1, batch_size: missing; give a number of items, such as 512",
+        "line 1, max_simultaneous: missing; give how many sources are open at once, such as 16",
+        "line 1, passes: missing; give passes, how often every source is read, or num_batches, "
+        "how long the mix is",
+        "line 1, datasets: missing; give a mapping of names to datasets, each with path",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("base", "first", "second", "values"),
+    [
+        (FRAME_BUDGET, "length_column", "length_of", ("frames", "text")),
+        (FRAME_BUDGET, "num_batches", "epochs", ("8", "1")),
+        (RESERVOIR, "num_batches", "passes", ("8", "1")),
+    ],
+)
+def test_only_one_of_two_keys_that_say_the_same_can_be_given(
+    base: str, first: str, second: str, values: tuple[str, str]
+) -> None:
+    (found,) = problems_of(base, {first: values[0], second: values[1]})
+    assert found.endswith(f", {second}: given beside {first}; give one of the two")
+    not_valid = problems_of(base, {first: "[]", second: "[]"})
+    assert not_valid[1].endswith(f", {second}: given beside {first}; give one of the two")
+    assert len(not_valid) == 2
+
+
+@pytest.mark.parametrize(
+    ("base", "first", "second"),
+    [
+        (FRAME_BUDGET, "length_column", "length_of"),
+        (FRAME_BUDGET, "num_batches", "epochs"),
+        (RESERVOIR, "num_batches", "passes"),
+    ],
+)
+def test_a_key_that_is_not_valid_is_not_called_missing_too(
+    base: str, first: str, second: str
+) -> None:
+    (found,) = problems_of(base, {first: "[]", second: None})
+    assert f", {first}: expected " in found
+    (found,) = problems_of(base, {first: None, second: "[]"})
+    assert f", {second}: expected " in found
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "least"),
+    [
+        (FRAME_BUDGET, "frame_budget", 1),
+        (FRAME_BUDGET, "pool_size", 1),
+        (FRAME_BUDGET, "max_items", 1),
+        (FRAME_BUDGET, "seed", 0),
+        (FRAME_BUDGET, "stream", 0),
+        (FRAME_BUDGET, "epochs", 1),
+        (RESERVOIR, "batch_size", 1),
+        (RESERVOIR, "max_simultaneous", 1),
+        (RESERVOIR, "seed", 0),
+        (RESERVOIR, "passes", 1),
+    ],
+)
+def test_numbers_of_a_mixture_are_whole_and_have_a_least(base: str, key: str, least: int) -> None:
+    for written, found in [
+        (str(least - 1), str(least - 1)),
+        ("1.0", "1.0"),
+        ("a", '"a" (a string)'),
+    ]:
+        (told,) = problems_of(base, {key: written})
+        assert told.endswith(f", {key}: expected a whole number of at least {least}, found {found}")
+    head, datasets = base.split("datasets:")
+    lines = [line for line in head.splitlines() if not line.startswith(f"{key}:")]
+    accepted = read("\n".join([*lines, f"{key}: {least}", "datasets:"]) + datasets)
+    assert accepted.resolved()[key] == least
+
+
+@pytest.mark.parametrize(("base", "key"), [(FRAME_BUDGET, "epochs"), (RESERVOIR, "passes")])
+def test_epochs_can_be_counted_in_32_bits(base: str, key: str) -> None:
+    (found,) = problems_of(base, {key: str(2**31)})
+    assert found.endswith(
+        f", {key}: expected a whole number of at most 2147483647, found 2147483648"
+    )
+
+
+@pytest.mark.parametrize("key", ["length_column", "length_of"])
+def test_a_length_column_is_a_name(key: str) -> None:
+    (found,) = problems_of(FRAME_BUDGET, {"length_column": None, key: "3"})
+    assert found.endswith(f", {key}: expected a string, found 3; write it in quotes")
+
+
+def test_on_too_long_is_one_of_two_words() -> None:
+    assert problem(FRAME_BUDGET + "on_too_long: dorp\n").message == (
+        'expected one of error, drop; found "dorp" (a string); did you mean "drop"?'
+    )
+
+
+@pytest.mark.parametrize("text", [FRAME_BUDGET, RESERVOIR.replace("passes: 2\n", "")])
+def test_a_step_divides_what_is_given_in_batches_in_every_mixture(text: str) -> None:
+    layout = "num_batches: 100\nbatches_per_shard: 12\nbatches_per_step: 8\n"
+    assert [found.message for found in problems(text + layout)] == [
+        "num_batches (100) is not a multiple of batches_per_step (8); "
+        "the nearest multiples are 96 and 104",
+        "batches_per_shard (12) is not a multiple of batches_per_step (8); "
+        "the nearest multiples are 8 and 16",
+    ]
+
+
+def test_all_problems_of_a_mixture_are_listed_at_once() -> None:
+    text = """\
+output: out/
+mixture: frame_budget
+batch_size: 512
+frame_budget: 0
+on_exhausted: repeat
+length_column: frames
+length_of: text
+epochs: 2
+num_batches: 10
+compression: lz4
+compression_level: 3
+datasets:
+  web: {path: web, weight: 3}
+  code: {columns: {mix_row: text}}
+"""
+    assert [str(found) for found in problems(text)] == [
+        "line 1, pool_size: missing; give how many items are sorted by length together, such as "
+        "4096",
+        "line 3, batch_size: batch_size belongs to mixture: weighted or reservoir; this one is "
+        "frame_budget",
+        "line 4, frame_budget: expected a whole number of at least 1, found 0",
+        "line 5, on_exhausted: on_exhausted belongs to mixture: weighted; this one is frame_budget",
+        "line 7, length_of: given beside length_column; give one of the two",
+        "line 8, epochs: given beside num_batches; give one of the two",
+        "line 11, compression_level: lz4 has no levels, only zstd and gzip do; leave it out",
+        "line 13, datasets.web.weight: weight has no place in a frame_budget mixture: an epoch "
+        "holds every item once; leave it out",
+        "line 14, datasets.code.path: missing; give a file, folder or glob, or a list of them",
+        "line 14, datasets.code.columns.mix_row: reserved for provenance (mix_batch, mix_dataset, "
+        "mix_row, mix_epoch); choose another name",
+    ]
+
+
 # All problems at once
 
 
@@ -849,6 +1218,13 @@ def test_an_empty_file_is_refused(text: str) -> None:
 )
 def test_a_document_that_is_no_mapping_is_refused(text: str, found: str) -> None:
     assert problem(text).message == f"expected a mapping of keys to values, found {found}"
+
+
+def test_a_null_that_is_wrong_itself_is_not_called_an_empty_file() -> None:
+    assert [found.message for found in problems("!!null null\n")] == [
+        'tags such as "!!null" are not allowed; write a plain value',
+        "expected a mapping of keys to values, found null",
+    ]
 
 
 def test_several_documents_are_refused() -> None:
@@ -1054,6 +1430,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
 def test_resolved_fills_in_every_default() -> None:
     assert read(MINIMAL).resolved() == {
         "output": "out/",
+        "mixture": "weighted",
         "batch_size": 512,
         "num_batches": None,
         "on_exhausted": "repeat",
@@ -1114,7 +1491,9 @@ def test_five_thousand_datasets_with_problems_are_all_listed() -> None:
 
 
 KEYS = [
-    *Config.model_fields,
+    *WeightedConfig.model_fields,
+    *FrameBudgetConfig.model_fields,
+    *ReservoirConfig.model_fields,
     *DatasetConfig.model_fields,
     "web",
     "text",
@@ -1144,19 +1523,19 @@ COUNTS = st.one_of(st.integers(1, 20), st.none(), ANYTHING)
 
 
 def sections(
-    valid: dict[str, Any], keys: dict[str, st.SearchStrategy[Any]]
+    valid: list[dict[str, Any]], keys: dict[str, st.SearchStrategy[Any]]
 ) -> st.SearchStrategy[dict[Any, Any]]:
     """Mappings of the real keys with up to three changes, and now and then of those alone."""
     known = [st.fixed_dictionaries({key: values}) for key, values in keys.items()]
     change = st.one_of(*known, st.dictionaries(NAMES, ANYTHING, max_size=1))
     changes = st.lists(change, max_size=3).map(lambda parts: dict(ChainMap(*parts)))
     return st.builds(
-        lambda start, change: start | change, st.sampled_from([valid, valid, {}]), changes
+        lambda start, change: start | change, st.sampled_from([*valid, *valid, {}]), changes
     )
 
 
 DATASETS = sections(
-    {"path": "x", "weight": 3},
+    [{"path": "x", "weight": 3}, {"path": "x"}],
     {
         "path": st.sampled_from(["x", ["x", "y"], ["x", "x"]]) | ANYTHING,
         "weight": st.integers(1) | st.decimals("0.001", 9) | st.floats(0.001, 9) | ANYTHING,
@@ -1165,9 +1544,28 @@ DATASETS = sections(
     },
 )
 DOCUMENTS = sections(
-    as_dict(),
+    [
+        as_dict(),
+        {
+            "output": "out/",
+            "mixture": "frame_budget",
+            "frame_budget": 9,
+            "pool_size": 3,
+            "length_of": "text",
+            "datasets": {"web": {"path": "web"}},
+        },
+        {
+            "output": "out/",
+            "mixture": "reservoir",
+            "batch_size": 3,
+            "max_simultaneous": 2,
+            "passes": 1,
+            "datasets": {"web": {"path": "web"}},
+        },
+    ],
     {
         "output": st.just("out") | ANYTHING,
+        "mixture": st.sampled_from(["weighted", "frame_budget", "reservoir", "none"]) | ANYTHING,
         "batch_size": COUNTS,
         "num_batches": COUNTS,
         "on_exhausted": st.sampled_from(["error", "stop", "repeat"]) | ANYTHING,
@@ -1177,6 +1575,12 @@ DOCUMENTS = sections(
         "batches_per_row_group": COUNTS,
         "compression": st.sampled_from(["zstd", "lz4", "none"]) | ANYTHING,
         "compression_level": COUNTS,
+        "seed": COUNTS,
+        "length_of": st.just("text") | ANYTHING,
+        "length_column": st.just("frames") | ANYTHING,
+        "on_too_long": st.sampled_from(["error", "drop"]) | ANYTHING,
+        "epochs": COUNTS,
+        "passes": COUNTS,
         "datasets": st.dictionaries(NAMES, DATASETS, max_size=3) | ANYTHING,
     },
 )
@@ -1189,7 +1593,7 @@ def check(make: Callable[[], Config]) -> None:
     except ConfigError as error:
         listed, text = error.problems, str(error)
     else:
-        assert all(weight >= 1 for weight in config.weights)
+        assert not isinstance(config, WeightedConfig) or min(config.weights) >= 1
         json.dumps(config.resolved(), allow_nan=False).encode()
         return
     assert listed

@@ -787,3 +787,21 @@ def test_planning_the_next_epoch_never_holds_two_plans():
     finally:
         tracemalloc.stop()
     assert stream.position == SamplerPosition(1, 1)
+
+
+def test_a_mixture_of_some_rows_gives_those_and_no_other():
+    kept = np.array([1, 2, 4, 7, 8, 9])
+    sampler = FrameBudgetSampler([3, 1, 2, 2, 5, 1], frame_budget=6, seed=3, pool_size=4)
+    mixture = FrameBudgetMixture(sampler, ("a", "b"), (5, 6), 4, kept)
+    (state,) = mixture.states([0])
+    found = mixture.rows(state, 4)
+    rows = found.start + np.array([0, 5])[found.dataset]
+    stream = BatchStream(sampler)
+    assert rows.tolist() == [kept[i] for _ in range(4) for i in stream.next_batch()]
+
+
+@pytest.mark.parametrize("kept", [[1, 2], [1, 1, 2], [0, 1, 11]])
+def test_a_mixture_refuses_places_that_are_not_one_an_item(kept):
+    sampler = FrameBudgetSampler([1, 1, 1], frame_budget=6, seed=3, pool_size=4)
+    with pytest.raises(ValueError, match="kept must be 3 ascending places below 11"):
+        FrameBudgetMixture(sampler, ("a", "b"), (5, 6), 1, np.array(kept))

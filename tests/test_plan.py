@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.config import ConfigError
 from pipeline.manifest import order_identity
+from pipeline.mixtures import order_settings
 from pipeline.plan import Plan, PlanError, plan
 from pipeline.shard import ShardError
 from pipeline.storage import Folder
@@ -160,7 +161,11 @@ def test_order_identity_of_this_algorithm_version_is_what_it_was() -> None:
     # Fixed digests stand in for files, so that the identity hangs on our own rules alone.
     files = [("0" * 64, 60), ("1" * 64, 40)]
     datasets = [("ä", {"text": "body"}, (10, 90), files), ("no", None, (0, 60), files[:1])]
-    assert order_identity("weighted", 512, (2**70, 3), datasets) == (
+    document = {
+        "mixture": {"kind": "weighted", "batch_size": 512, "repeat": True},
+        "datasets": [{"weight": str(2**70)}, {"weight": 3}],
+    }
+    assert order_identity(order_settings(document), datasets) == (
         "6be1f3c3474b326b5ef559d026bbd18ee147faa82b1309bdd8a8968b9b1e7370"
     )
 
@@ -291,3 +296,17 @@ def test_five_thousand_datasets_plan(tmp_path: Path) -> None:
         }
     )
     assert sum(entry["rows_used"] for entry in wide.preview()["datasets"]) == 51_200
+
+
+def test_a_mix_that_stop_cuts_short_is_a_warning_that_names_the_dataset(sources: Path) -> None:
+    seen = planned(sources, num_batches=50, on_exhausted="stop").preview()
+    assert seen["warnings"] == [
+        "on_exhausted: stop ends the mix after 8 of 50 batches: dataset 'books' cannot fill batch 8"
+    ]
+    steps = {"batches_per_step": 3, "batches_per_shard": 3}
+    stepped = planned(sources, num_batches=None, on_exhausted="stop", **steps)
+    assert stepped.layout.num_batches == 6
+    assert stepped.preview()["warnings"] == [
+        "2 more batch(es) could be filled, but make no whole step of 3"
+    ]
+    assert planned(sources, num_batches=8, on_exhausted="stop").preview()["warnings"] == []

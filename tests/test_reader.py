@@ -7,16 +7,19 @@ import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,9 +27,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixcore import DataBatcher
-from pipeline.manifest import ManifestError
-from pipeline.reader import ReaderError, ShardReader
-from pipeline.shard import ShardError
+from pipeline.manifest import (
+    FORMAT_VERSION,
+    ManifestError,
+    bytes_identity,
+    identity,
+    put_table,
+    shards_table,
+    to_json,
+)
+from pipeline.reader import PaddedBatch, ReaderError, ShardReader
+from pipeline.shard import (
+    Footer,
+    Layout,
+    ShardError,
+    ShardRecord,
+    WriterOptions,
+    as_read_back,
+    describe,
+    file_sha256,
+    shard_name,
+    shard_schema,
+    write_shard,
+)
+from pipeline.storage import Folder
 
 from .mixes import small_mix
 
@@ -35,6 +59,9 @@ ROWS = {"web": 100, "code": 73, "books": 11}
 BATCH, BATCHES = 8, 30
 PER_SHARD, PER_GROUP = 7, 3  # groups of 3, 3 and 1 batches; the last shard holds 2
 STEP, STEP_BATCHES = 4, 24
+SIZES = [3, 1, 5, 1, 4, 2, 7, 1, 1, 6, 2, 3, 9, 1, 2, 4, 5, 1, 3, 8, 2, 1, 2]
+"""Rows of 23 batches, which are neither 2 nor 3 ranks' whole steps, nor steps of 6."""
+UNEVEN_STEP = 6
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +107,101 @@ def expected(folder: Path) -> list[list[dict[str, Any]]]:
 
     batcher = DataBatcher(Items(), WEIGHTS, BATCH)
     return [[{**item, "mix_batch": n} for item in batcher.next_batch()] for n in range(BATCHES)]
+
+
+UNEVEN_PAYLOAD = pa.schema(
+    [
+        ("text", pa.string()),
+        ("features", pa.list_(pa.list_(pa.float32(), 2))),
+        ("windows", pa.large_list(pa.list_(pa.int16()))),
+        ("tokens", pa.list_(pa.int32())),
+        ("voiced", pa.list_(pa.bool_())),
+    ]
+)
+
+
+def uneven_table(sizes: Sequence[int]) -> pa.Table:
+    """Rows of batches of these sizes; every value tells the row's number, some lists are empty."""
+    rows = range(sum(sizes))
+    longs = [row * 7 % 5 for row in rows]
+    columns = [
+        [f"row {row}" for row in rows],
+        [[[row, i / 2] for i in range(long)] for row, long in zip(rows, longs, strict=True)],
+        [[[row, i, -i] for i in range(long)] for row, long in zip(rows, longs, strict=True)],
+        [[row + i for i in range(row % 4)] for row in rows],
+        [[i == row % 3 for i in range(long)] for row, long in zip(rows, longs, strict=True)],
+        np.repeat(np.arange(len(sizes)), sizes),
+        ["speech"] * len(rows),
+        rows,
+        [0] * len(rows),
+    ]
+    schema = shard_schema(UNEVEN_PAYLOAD)
+    arrays = [pa.array(c, kind) for c, kind in zip(columns, schema.types, strict=True)]
+    return pa.table(arrays, schema=schema)
+
+
+def write_uneven(
+    out: Path, sizes: Sequence[int], batches_per_step: int | None = None, rows: Any = None
+) -> Path:
+    """A finished mix of one dataset whose batches have these sizes, as a build would leave it."""
+    table = uneven_table(sizes) if rows is None else rows
+    layout = Layout(len(sizes), PER_SHARD, 1 if batches_per_step else PER_GROUP, batches_per_step)
+    options = WriterOptions("zstd", 1)
+    schema = describe(as_read_back(table.schema))
+    order_id = identity({"mixture": {"kind": "frame_budget"}, "sizes": list(sizes)})
+    bytes_id = bytes_identity(order_id, schema, asdict(layout), asdict(options))
+    begins = [0, *itertools.accumulate(sizes)]
+    records = []
+    (out / "shards").mkdir(parents=True)
+    for shard in range(layout.num_shards):
+        first, batches = layout.shard(shard)
+        path = out / shard_name(shard)
+        groups = [
+            table.slice(begins[first + a], begins[first + b] - begins[first + a])
+            for a, b in layout.groups(batches)
+        ]
+        footer = Footer(bytes_id, shard, first, batches)
+        write_shard(str(path), table.schema, options, footer, groups)
+        with path.open("rb") as file:
+            digest, size = file_sha256(file)
+        held = begins[first + batches] - begins[first]
+        records.append(ShardRecord(shard, first, batches, held, size, digest))
+    document = {
+        "format_version": FORMAT_VERSION,
+        "order_id": order_id,
+        "bytes_id": bytes_id,
+        "layout": asdict(layout),
+        "mixture": {
+            "kind": "frame_budget",
+            "state_kind": "frame_budget",
+            "rows_per_batch": None,
+        },
+        "datasets": [{"name": "speech", "rows": table.num_rows}],
+        "schema": schema,
+        "writer": asdict(options),
+        "tables": {"shards": put_table(Folder.at(str(out)), "shards", shards_table(records))},
+    }
+    (out / "manifest.json").write_bytes(to_json(document))
+    return out
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """23 batches of 1 to 9 rows in shards of 7 and row groups of 3; only read."""
+    return write_uneven(tmp_path_factory.mktemp("uneven") / "out", SIZES)
+
+
+@pytest.fixture(scope="session")
+def uneven_step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same batches in steps of 6, one batch a row group; only read."""
+    return write_uneven(tmp_path_factory.mktemp("uneven") / "out", SIZES, UNEVEN_STEP)
+
+
+@pytest.fixture(scope="session")
+def sized() -> list[pa.Table]:
+    """The batches of the uneven mixes."""
+    table, ends = uneven_table(SIZES), itertools.accumulate(SIZES)
+    return [table.slice(end - size, size) for size, end in zip(SIZES, ends, strict=True)]
 
 
 @pytest.fixture
@@ -786,20 +908,408 @@ def test_a_damaged_manifest_is_refused_with_the_key(
         ShardReader(copy)
 
 
-def test_batches_of_unknown_size_are_cut_by_their_number(copy: Path, mix: Path) -> None:
-    edit(copy, lambda document: document["mixture"].update(rows_per_batch=None))
-    reader, whole = ShardReader(copy), ShardReader(mix)
-    for n, table in enumerate(reader.batches()):
-        assert table == whole[n] == reader[n]
-    for columns in (["text"], ["tokens", "mix_batch", "text"]):
-        for n, table in enumerate(reader.batches(start_batch=5, columns=columns), 5):
-            assert table == whole[n].select(columns)
+# Batches that differ in size.
+
+
+def places(batches: Any) -> list[int]:
+    """The batch numbers of whole batches of any size."""
+    found = []
+    for table in batches:
+        [number] = set(table["mix_batch"].to_pylist())
+        found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("read_ahead", [0, 2])
+def test_batches_that_differ_in_size_are_cut_by_their_number(
+    uneven: Path, uneven_step: Path, sized: list[pa.Table], read_ahead: int
+) -> None:
+    asked: dict[str, Any] = {"split": "rows", "read_ahead": read_ahead}
+    for path in (uneven, uneven_step):
+        reader = ShardReader(path)
+        assert list(reader.batches(**asked)) == sized
+        assert [reader[n] for n in range(-len(sized), 0)] == sized
+        for columns in (["text"], ["tokens", "mix_batch", "text"]):
+            rest = reader.batches(start_batch=5, columns=columns, **asked)
+            assert list(rest) == [table.select(columns) for table in sized[5:]]
+
+
+def test_a_batch_without_rows_is_an_empty_table(tmp_path: Path) -> None:
+    reader = ShardReader(write_uneven(tmp_path / "out", [0, 2, 0, 0, 1, 0]))
+    assert [table.num_rows for table in reader.batches()] == [0, 2, 0, 0, 1, 0]
+    assert [reader[n]["text"].to_pylist() for n in (4, 1)] == [["row 2"], ["row 0", "row 1"]]
+    shapes = [b.dense["features"].shape for b in reader.batches(pad={"features": 0})]
+    assert shapes[0] == shapes[5] == (0, 0, 2)
+
+
+def test_ranks_take_whole_batches_where_these_differ_in_size(uneven: Path) -> None:
+    reader = ShardReader(uneven)
+    for world_size in (1, 2, 3):
+        ranks = [reader.batches(rank=r, world_size=world_size) for r in range(world_size)]
+        used = len(SIZES) - len(SIZES) % world_size
+        assert [len(rank) for rank in ranks] == [used // world_size] * world_size
+        assert list(map(places, ranks)) == [
+            list(range(r, used, world_size)) for r in range(world_size)
+        ]
+
+
+def test_shares_of_rows_of_batches_that_differ_in_size_must_be_asked_for(
+    uneven: Path, sized: list[pa.Table]
+) -> None:
+    reader = ShardReader(uneven)
     with pytest.raises(ReaderError, match="differ in size: use split='batches', or uneven=True"):
-        reader.batches(world_size=2)
-    halves = [reader.batches(rank=r, world_size=2, uneven=True) for r in range(2)]
-    assert [next(half).num_rows for half in halves] == [4, 4]
-    taken = [numbers(reader.batches(rank=r, world_size=2, split="batches")) for r in range(2)]
-    assert taken == [list(range(r, BATCHES, 2)) for r in range(2)]
+        reader.batches(world_size=2, split="rows")
+    for asked in ({"split": "rows", "uneven": True}, {"uneven": True}):
+        for world_size in (1, 2, 3):
+            ranks = [
+                list(reader.batches(rank=r, world_size=world_size, **asked))
+                for r in range(world_size)
+            ]
+            for n, whole in enumerate(sized):
+                assert [rank[n].to_pylist() for rank in ranks] == [
+                    whole.to_pylist()[r::world_size] for r in range(world_size)
+                ]
+
+
+@pytest.mark.parametrize("held", [[0, 0, 1, 2, 3], [0, 1, 2, 2, 1], [-1, 0, 1, 2, 2]])
+def test_a_row_group_with_rows_of_other_batches_is_named(tmp_path: Path, held: list[int]) -> None:
+    rows = uneven_table([1, 1, 3])
+    column = rows.schema.get_field_index("mix_batch")
+    rows = rows.set_column(column, rows.schema.field(column), pa.array(held, pa.int64()))
+    out = write_uneven(tmp_path / "out", [1, 1, 3], rows=rows)
+    with pytest.raises(
+        ShardError,
+        match=r"00000000\.parquet: row group 0 holds other rows than batches 0 to 3; `mix",
+    ):
+        ShardReader(out)[1]
+
+
+def test_a_shard_that_lacks_a_row_group_is_named(uneven: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(uneven, tmp_path / "copy"))
+    parquet = pq.ParquetFile(shard_path(out, 1))
+    footer = Footer.decode(parquet.metadata.metadata, "")
+    groups = [parquet.read_row_group(g) for g in range(2)]
+    schema = parquet.schema_arrow.remove_metadata()
+    write_shard(str(shard_path(out, 1)), schema, WriterOptions("zstd", 1), footer, groups)
+    assert places([ShardReader(out)[12]]) == [12]
+    with pytest.raises(ShardError, match=r"shard-00000001\.parquet: row group 2 is damaged"):
+        ShardReader(out)[13]
+
+
+# A last step that is not full.
+
+
+@pytest.mark.parametrize("read_ahead", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 24, 50])
+def test_a_last_step_is_filled_up_from_the_beginning_of_the_mix(
+    uneven: Path, world_size: int, read_ahead: int
+) -> None:
+    reader = ShardReader(uneven)
+    steps = -(-len(SIZES) // world_size)
+    order = [n % len(SIZES) for n in range(steps * world_size)]
+    for r in range(world_size):
+        batches = reader.batches(
+            rank=r,
+            world_size=world_size,
+            split="batches",
+            remainder="repeat",
+            read_ahead=read_ahead,
+            columns=["mix_batch"],
+        )
+        assert len(batches) == steps
+        assert places(batches) == order[r::world_size]
+        assert len(batches) == 0
+        assert batches.state_dict()["next_batch"] == len(SIZES)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 6])
+def test_a_last_step_of_a_mix_with_steps_is_filled_up_whatever_the_world_size(
+    uneven_step: Path, world_size: int
+) -> None:
+    reader = ShardReader(uneven_step)
+    found = [
+        places(reader.batches(rank=r, world_size=world_size, remainder="repeat"))
+        for r in range(world_size)
+    ]
+    assert [n for step in zip(*found, strict=True) for n in step] == [*range(23), 0]
+    assert reader.state_dict()["next_batch"] == 24
+
+
+def test_full_steps_leave_nothing_to_repeat(step_mix: Path) -> None:
+    for remainder in ("drop", "repeat"):
+        batches = ShardReader(step_mix).batches(rank=1, world_size=2, remainder=remainder)
+        assert numbers(batches) == list(range(1, STEP_BATCHES, 2))
+        assert batches.state_dict()["next_batch"] == STEP_BATCHES
+
+
+def test_a_repeated_batch_is_the_batch_itself(uneven: Path, sized: list[pa.Table]) -> None:
+    batches = ShardReader(uneven).batches(rank=2, world_size=4, remainder="repeat", start_batch=20)
+    assert list(batches) == [sized[22]]
+    batches = ShardReader(uneven).batches(rank=3, world_size=4, remainder="repeat", start_batch=20)
+    assert list(batches) == [sized[0]]
+
+
+def repeating(path: Path, state: Any, world_size: int) -> list[int]:
+    """The batches that ranks which start from a state take, in order, step after step."""
+    ranks = []
+    for r in range(world_size):
+        reader = ShardReader(path)
+        reader.load_state_dict(json.loads(json.dumps(state)))
+        batches = reader.batches(rank=r, world_size=world_size, remainder="repeat", split="batches")
+        assert reader.state_dict() == batches.state_dict() == state
+        left = len(batches)
+        ranks.append(places(batches))
+        assert len(ranks[-1]) == left
+    return [n for step in zip(*ranks, strict=True) for n in step]
+
+
+WORLD_SIZES = list(itertools.product([1, 2, 3, 6], repeat=2))
+
+
+@pytest.mark.parametrize(("before", "after"), WORLD_SIZES)
+def test_a_filled_last_step_of_the_mix_goes_on_with_another_world_size(
+    uneven_step: Path, before: int, after: int
+) -> None:
+    order = [*range(23), 0]
+    batches = ShardReader(uneven_step).batches(world_size=before, remainder="repeat")
+    for at in range(0, 25, before):
+        state = batches.state_dict()
+        assert state["next_batch"] == at
+        if at % after:
+            with pytest.raises(ReaderError, match="in the middle of a step: choose a world_size"):
+                repeating(uneven_step, state, after)
+        else:
+            assert repeating(uneven_step, state, after) == order[at:]
+        assert (next(batches, None) is None) == (at == 24)
+
+
+@pytest.mark.parametrize(("before", "after"), WORLD_SIZES)
+def test_a_last_step_of_one_batch_a_rank_is_filled_up_for_the_ranks_that_take_it(
+    uneven: Path, before: int, after: int
+) -> None:
+    asked: dict[str, Any] = {"world_size": before, "split": "batches", "remainder": "repeat"}
+    batches = ShardReader(uneven).batches(**asked)
+    filled = [*range(23), *range(-23 % after)]
+    for at in [*range(0, 23, before), 23]:
+        state = batches.state_dict()
+        assert state["next_batch"] == at
+        if at == 23:
+            assert repeating(uneven, state, after) == []
+        elif at % after:
+            with pytest.raises(ReaderError, match="in the middle of a step: choose a world_size"):
+                repeating(uneven, state, after)
+        else:
+            assert repeating(uneven, state, after) == filled[at:]
+        assert (next(batches, None) is None) == (at == 23)
+
+
+def test_a_state_in_a_filled_last_step_asks_for_the_same_remainder(uneven_step: Path) -> None:
+    reader = ShardReader(uneven_step)
+    list(reader.batches(remainder="repeat"))
+    state = reader.state_dict()
+    assert state["next_batch"] == 24
+    for split in ("batches", "rows"):
+        resumed = ShardReader(uneven_step)
+        resumed.load_state_dict(state)
+        with pytest.raises(
+            ReaderError,
+            match=r"batch 24 is outside 0\.\.23: the mix has 23 batches; remainder='repeat' fills "
+            "up its last step",
+        ):
+            resumed.batches(split=split)
+        assert list(resumed.batches(remainder="repeat")) == []
+    with pytest.raises(ReaderError, match="next batch is 25, but the mix has 23: resume from the"):
+        reader.load_state_dict({**state, "next_batch": 25})
+    with pytest.raises(ReaderError, match=r"batch 25 is outside 0\.\.24: the mix has 23 batches$"):
+        reader.batches(start_batch=25, remainder="repeat")
+
+
+def test_a_remainder_is_one_of_whole_batches(mix: Path) -> None:
+    reader = ShardReader(mix)
+    for asked in ({}, {"split": "rows", "world_size": 2}):
+        with pytest.raises(
+            ReaderError,
+            match=r"remainder='repeat' fills up steps of whole batches.*: use split='batches', or",
+        ):
+            reader.batches(remainder="repeat", **asked)
+        assert len(reader.batches(remainder="drop", **asked)) == BATCHES
+    with pytest.raises(ReaderError, match="remainder must be 'drop' or 'repeat', not 'keep'"):
+        reader.batches(remainder="keep")  # type: ignore[arg-type]
+
+
+# Padding.
+
+PAD = {"features": -1.5, "tokens": -100, "voiced": True, "windows": 0}
+
+
+def check_padded(batch: PaddedBatch, rows: list[dict[str, Any]], pad: dict[str, Any]) -> None:
+    """Hold a padded batch against its rows, value by value."""
+    assert batch.table.num_rows == len(rows)
+    assert batch.table.to_pylist() == [
+        {name: value for name, value in row.items() if name not in pad} for row in rows
+    ]
+    assert list(batch.dense) == list(batch.lengths) == list(pad)
+    for name, value in pad.items():
+        dense, lengths = batch.dense[name], batch.lengths[name]
+        assert lengths.dtype == np.int64
+        assert lengths.tolist() == [len(row[name]) for row in rows]
+        assert dense.shape[:2] == (len(rows), max(lengths, default=0))
+        for item, row in zip(dense, rows, strict=True):
+            assert item[: len(row[name])].tolist() == row[name]
+            assert (item[len(row[name]) :] == value).all()
+
+
+@pytest.mark.parametrize("read_ahead", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("split", ["rows", "batches"])
+def test_padded_batches_hold_what_the_plain_ones_do(
+    uneven: Path, sized: list[pa.Table], split: Any, world_size: int, read_ahead: int
+) -> None:
+    asked = {"split": split, "uneven": True, "world_size": world_size, "read_ahead": read_ahead}
+    for r in range(world_size):
+        batches = list(ShardReader(uneven).batches(rank=r, pad=PAD, **asked))
+        if split == "rows":
+            expected = [table.to_pylist()[r::world_size] for table in sized]
+        else:
+            used = len(SIZES) - len(SIZES) % world_size
+            expected = [sized[n].to_pylist() for n in range(r, used, world_size)]
+        assert len(batches) == len(expected)
+        for batch, rows in zip(batches, expected, strict=True):
+            check_padded(batch, rows, PAD)
+
+
+def test_padded_columns_keep_their_dtype_and_inner_lengths(uneven: Path) -> None:
+    batch = ShardReader(uneven).batches(start_batch=12, pad=PAD)
+    shapes = {name: (dense.dtype.name, dense.shape) for name, dense in next(batch).dense.items()}
+    assert shapes == {
+        "features": ("float32", (9, 4, 2)),
+        "windows": ("int16", (9, 4, 3)),
+        "tokens": ("int32", (9, 3)),
+        "voiced": ("bool", (9, 4)),
+    }
+
+
+def test_padding_goes_with_columns_resume_and_a_repeated_last_step(
+    uneven: Path, sized: list[pa.Table]
+) -> None:
+    pad = {"tokens": 0}
+    asked: dict[str, Any] = {
+        "rank": 1,
+        "world_size": 2,
+        "pad": pad,
+        "columns": ["tokens", "mix_batch"],
+        "remainder": "repeat",
+    }
+    reader = ShardReader(uneven)
+    found = list(itertools.islice(reader.batches(**asked), 5))
+    again = ShardReader(uneven)
+    again.load_state_dict(reader.state_dict())
+    found += again.batches(**asked)
+    order = [*range(1, 23, 2), 0]
+    assert len(found) == len(order)
+    for n, batch in zip(order, found, strict=True):
+        check_padded(batch, sized[n].select(["tokens", "mix_batch"]).to_pylist(), pad)
+    only = next(ShardReader(uneven).batches(columns=["tokens"], pad=pad))
+    assert (only.table.num_columns, only.table.num_rows) == (0, SIZES[0])
+
+
+def test_without_a_column_to_pad_a_padded_batch_is_its_table(
+    uneven: Path, sized: list[pa.Table]
+) -> None:
+    for batch, table in zip(ShardReader(uneven).batches(pad={}), sized, strict=True):
+        assert (batch.table, batch.dense, batch.lengths) == (table, {}, {})
+
+
+def test_batches_of_one_size_are_padded_too(mix: Path, expected: Any) -> None:
+    batches = ShardReader(mix).batches(rank=1, world_size=2, pad={"tokens": -1})
+    for batch, rows in zip(batches, expected, strict=True):
+        check_padded(batch, rows[1::2], {"tokens": -1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pad": {"feature": 0}}, "pad: no column 'feature'; the mix has text, features, windows"),
+        (
+            {"pad": {"tokens": 0}, "columns": ["text"]},
+            r"pad: column 'tokens' is not among columns=\['text'\]",
+        ),
+        ({"pad": "tokens"}, r"pad must map .* such as \{'features': 0\.0\}, found 'tokens'"),
+        ({"pad": ["tokens"]}, r"pad must map names of columns to values, .* found \['tokens'\]"),
+        (
+            {"pad": {"tokens": 0.5}},
+            r"pad: column 'tokens' of type list<element: int32>: 0\.5 \(float\) is no int32, "
+            "expected an integer from -2147483648 to 2147483647",
+        ),
+        (
+            {"pad": {"voiced": True, "windows": None}},
+            r"pad: column 'windows' of type .*int16.*: None \(NoneType\) is no int16",
+        ),
+        ({"pad": {"features": "0"}}, r"column 'features' of type .*: '0' \(str\) is no float32"),
+        ({"pad": {"voiced": 0}}, r"column 'voiced' of type .*: 0 \(int\) is no bool"),
+        (
+            {"pad": {"text": ""}},
+            "pad: column 'text' of type string: string cannot be padded, expected lists of",
+        ),
+    ],
+)
+def test_what_cannot_be_padded_is_refused_at_once(
+    uneven: Path, arguments: dict[str, Any], message: str
+) -> None:
+    reader = ShardReader(uneven)
+    reader.load_state_dict({**reader.state_dict(), "next_batch": 9})
+    with pytest.raises(ReaderError, match=message):
+        reader.batches(**arguments)
+    assert places([next(reader.batches())]) == [9]  # the loaded state still waits
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("tokens", None, "the list is null, expected a list"),
+        ("tokens", [1, None], "a value is null, expected int32"),
+        ("windows", [[1, 2], None], "an inner list is null, expected a list"),
+        ("windows", [[1, 2, 3], [4, 5]], "an inner list has length 2, but those before it 3"),
+    ],
+)
+def test_a_null_or_a_ragged_inner_list_is_named_when_its_batch_comes(
+    tmp_path: Path, column: str, value: Any, message: str
+) -> None:
+    sizes = [2, 2, 4, 2]
+    rows = uneven_table(sizes)
+    at = rows.schema.get_field_index(column)
+    values = rows.column(at).to_pylist()
+    values[7] = value  # row 3 of batch 2
+    rows = rows.set_column(at, rows.schema.field(at), pa.array(values, rows.schema.types[at]))
+    reader = ShardReader(write_uneven(tmp_path / "out", sizes, rows=rows))
+    for asked, before in (
+        ({}, 2),
+        ({"split": "rows", "uneven": True, "rank": 1, "world_size": 2}, 2),
+        ({"rank": 0, "world_size": 2}, 1),
+    ):
+        batches = reader.batches(pad={column: 0}, **asked)
+        assert len(list(itertools.islice(batches, before))) == before
+        for _ in range(2):
+            with pytest.raises(ReaderError) as caught:
+                next(batches)
+            assert str(caught.value).startswith(f"column {column!r} of batch 2, row 3: {message}")
+        assert batches.state_dict()["next_batch"] == 2
+    assert len(list(reader.batches(start_batch=3, pad={column: 0}))) == 1
+
+
+@sees_open_files
+def test_padding_looks_into_the_shard_it_begins_in_and_lets_go_of_it(
+    uneven: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(uneven, tmp_path / "copy"))
+    for shard in (0, 1, 3):
+        shard_path(out, shard).unlink()
+    reader = ShardReader(out)
+    batches = reader.batches(start_shard=2, pad=PAD)
+    assert not any(str(out) in fd for fd in open_files())
+    assert len(list(itertools.islice(batches, PER_SHARD))) == PER_SHARD
+    with pytest.raises(ShardError, match=r"shard-00000001\.parquet: cannot be opened"):
+        reader.batches(start_shard=1, pad=PAD)
 
 
 # Processes.
@@ -849,3 +1359,12 @@ def test_a_forked_process_goes_on_with_readers_and_iterators_of_its_parent(mix: 
         child.join()
     assert numbers(begun) == list(range(1, 30))  # the parent's own is where it was
     assert numbers(fresh) == list(range(20, 30))
+
+
+def test_a_reader_is_pickled_with_the_state_that_it_was_given(tmp_path: Path) -> None:
+    out, _ = small_mix(tmp_path)
+    reader = ShardReader(str(out))
+    reader.load_state_dict({"order_id": reader.manifest.order_id, "next_batch": 7})
+    next(ShardReader(str(out)).batches())
+    copy = pickle.loads(pickle.dumps(reader))
+    assert next(copy.batches()) == reader[7]

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import apache_beam as beam
 import pyarrow.parquet as pq
@@ -71,6 +72,14 @@ def shards_of(found: dict[str, str]) -> dict[str, str]:
             ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
             {"run_shards": 3},
         ),
+        ("scattered", [], {"write_path": "scatter"}),
+        ("scattered in waves", [], {"write_path": "scatter", "memory_limit": 1, "threads": 3}),
+        ("scattered twice", ["--direct_runner_bundle_repeat=1"], {"write_path": "scatter"}),
+        (
+            "scattered by two processes",
+            ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
+            {"write_path": "scatter", "run_shards": 2},
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -79,7 +88,7 @@ def test_digests_are_the_same_however_the_work_is_cut(
     undisturbed: dict[str, str],
     name: str,
     flags: list[str],
-    settings: dict[str, int],
+    settings: dict[str, Any],
 ) -> None:
     output = name.replace(" ", "-")
     build(planned(sources, output), flags, **settings)
@@ -189,7 +198,8 @@ def test_runs_cover_a_span_exactly() -> None:
 def test_the_whole_build_is_one_transform_over_a_saved_plan(sources: Path) -> None:
     saved = planned(sources, "whole").save()
     with beam.Pipeline("FnApiRunner") as pipeline:
-        pipeline | BuildMix(str(sources / "whole"), saved.layout.num_shards, 4, 2, threads=2)
+        spans, path = SpansOfShards(saved.layout.num_shards, 4, 2), str(sources / "whole")
+        pipeline | BuildMix(path, spans, WriteShards(path, threads=2))
     assert Manifest.load(saved.folder).layout.num_shards == 13
 
 
@@ -201,8 +211,13 @@ def test_the_whole_build_is_one_transform_over_a_saved_plan(sources: Path) -> No
     [
         (["--direct_running_mode=multi_threading"], r"multi_threading is refused.*lose elements"),
         (["--direct_running_mode", "multi_threading"], r"multi_threading is refused"),
-        (["--runner=DataflowRunner"], r"runner DataflowRunner works on other machines, but '.*out"),
+        (
+            ["--runner=DataflowRunner"],
+            r"runner DataflowRunner may work on other machines, but '.*out",
+        ),
         (["--runner", "FlinkRunner"], r"--shared-filesystem"),
+        (["--runner=FooRunner"], r"--runner FooRunner cannot be used: .*Valid values are Dataflow"),
+        (["--direct_num_workers=-1"], r"--direct_num_workers must be at least 0, found -1"),
         (["--treads=4"], r"--treads=4: neither an option of `mixshards build` nor one of Beam"),
         (["--direct_num_workers=two"], r"does not fit: .*direct_num_workers.*'two'"),
     ],
@@ -273,7 +288,7 @@ def test_a_folder_with_foreign_files_among_the_shards_is_refused(sources: Path) 
     stray = sources / "stray" / "shards" / "notes.txt"
     stray.parent.mkdir(parents=True)
     stray.write_text("mine")
-    with pytest.raises(Exception, match=r"shards/notes\.txt.*have no place in this mix"):
+    with pytest.raises(Exception, match=r"shards/notes\.txt.*no place in this mix"):
         build(planned(sources, "stray"))
     with pytest.raises(Exception, match=r"shards/notes\.txt is no shard.*move it away"):
         build(planned(sources, "stray"), overwrite=True)
