@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .allocation import as_integer
-from .mixture import RowMap, State
+from .mixture import RowMap, State, checked_boundaries
 
 _INT32_END, _INT64_END = 2**31, 2**63
 _BLOCK_ITEMS = 2**17  # packed at once where pools are smaller: temporaries stay in cache
@@ -415,12 +415,7 @@ class FrameBudgetMixture:
 
         Raises ValueError for a number that falls, is negative or lies past ``num_batches``.
         """
-        at = [as_integer("boundary", n, 0) for n in boundaries]
-        for before, after in pairwise(at):
-            if after < before:
-                raise ValueError(f"boundaries must ascend, found {after} after {before}")
-        if at and at[-1] > self.num_batches:
-            raise ValueError(f"boundary {at[-1]} is past the mixture's {self.num_batches} batches")
+        at = checked_boundaries(boundaries, self.num_batches)
         return (_state(*place) for place in _places(self.sampler, at))
 
     def rows(self, state: State, num_batches: int) -> RowMap:

@@ -11,14 +11,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .allocation import as_integer
-from .mixture import RowMap, State
+from .mixture import RowMap, State, checked_boundaries
 from .shuffle import Permutation
 
 _ROWS_END = 2**60  # so that int64 holds sums of rows
@@ -471,12 +470,7 @@ class ReservoirMixture:
 
         Raises ValueError for a number that falls, is negative or lies past ``num_batches``.
         """
-        at = [as_integer("boundary", boundary, 0) for boundary in boundaries]
-        for before, after in pairwise(at):
-            if after < before:
-                raise ValueError(f"boundaries must ascend, found {after} after {before}")
-        if at and at[-1] > self.num_batches:
-            raise ValueError(f"boundary {at[-1]} is past the mixture's {self.num_batches} batches")
+        at = checked_boundaries(boundaries, self.num_batches)
         return self._states(at)
 
     def rows(self, state: State, num_batches: int) -> RowMap:

@@ -96,7 +96,7 @@ def _show_plan(preview: dict[str, Any]) -> None:
     console.print(
         f"\n{preview['num_batches']:,} batches of {_batch(preview)} = "
         f"{preview['num_rows']:,} rows in {preview['num_shards']:,} shard(s) of at most "
-        f"{preview['batches_per_shard']:,} batches, {preview['batches_per_row_group']:,} a row "
+        f"{min(preview['batches_per_shard'], preview['num_batches']):,} batches, {preview['batches_per_row_group']:,} a row "
         f"group ({_policy(preview)})\n"
         f"about {_bytes(preview['estimated_bytes'])} into {preview['output']}"
         + (f", {_bytes(free)} free" if free is not None else "")
@@ -140,7 +140,11 @@ def _policy(preview: dict[str, Any]) -> str:
     if mixture["kind"] == "frame_budget":
         times = f"each row {preview['decodes']:,.1f} times"
         gathered = preview["write_path"] == "gather"
-        path = f"by gather, decoding {times}" if gathered else f"by scatter, not decoding {times}"
+        path = (
+            f"by gather, decoding {times}"
+            if gathered
+            else f"by scatter instead of decoding {times}"
+        )
         return (
             f"frame_budget: {mixture['frame_budget']:,}, {preview['padding']:.2%} padding; {path}"
         )
