@@ -96,8 +96,8 @@ def _show_plan(preview: dict[str, Any]) -> None:
     console.print(
         f"\n{preview['num_batches']:,} batches of {_batch(preview)} = "
         f"{preview['num_rows']:,} rows in {preview['num_shards']:,} shard(s) of at most "
-        f"{min(preview['batches_per_shard'], preview['num_batches']):,} batches, {preview['batches_per_row_group']:,} a row "
-        f"group ({_policy(preview)})\n"
+        f"{min(preview['batches_per_shard'], preview['num_batches']):,} batches, "
+        f"{preview['batches_per_row_group']:,} a row group ({_policy(preview)})\n"
         f"about {_bytes(preview['estimated_bytes'])} into {preview['output']}"
         + (f", {_bytes(free)} free" if free is not None else "")
         + f"\norder {preview['order_id'][:16]}  bytes {preview['bytes_id'][:16]}",
