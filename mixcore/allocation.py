@@ -47,6 +47,20 @@ def as_integer(what: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+def checked_boundaries(boundaries: Iterable[int], num_batches: int | None = None) -> list[int]:
+    """Ascending batch numbers as a list; repeats are allowed.
+
+    ValueError for a number that falls, is negative, or lies past a mixture of ``num_batches``.
+    """
+    at = [as_integer("boundary", boundary, 0) for boundary in boundaries]
+    for before, after in pairwise(at):
+        if after < before:
+            raise ValueError(f"boundaries must ascend, found {after} after {before}")
+    if at and num_batches is not None and at[-1] > num_batches:
+        raise ValueError(f"boundary {at[-1]} is past the mixture's {num_batches} batches")
+    return at
+
+
 class Allocation:
     """The count vectors of every batch of a mixture, from integer weights and a batch size.
 
@@ -219,10 +233,7 @@ class Allocation:
 
         Repeats are allowed; a number that is negative or falls is a ValueError.
         """
-        at = [as_integer("boundary", n, 0) for n in boundaries]
-        for before, after in pairwise(at):
-            if after < before:
-                raise ValueError(f"boundaries must ascend, found {after} after {before}")
+        at = checked_boundaries(boundaries)
         return ((offsets, self._carry_at(n, offsets)) for n, offsets in self._offsets_at(at))
 
     def first_reaching(self, targets: Sequence[int], limit: int | None = None) -> list[int | None]:

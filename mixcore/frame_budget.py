@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from .allocation import as_integer
-from .mixture import RowMap, State, checked_boundaries
+from .allocation import as_integer, checked_boundaries
+from .mixture import RowMap, State
 
 _INT32_END, _INT64_END = 2**31, 2**63
 _BLOCK_ITEMS = 2**17  # packed at once where pools are smaller: temporaries stay in cache

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from .allocation import as_integer
 
 State = dict[str, Any]
 """All that is needed to go on from a boundary: JSON-able, and the online twin's checkpoint."""
@@ -73,14 +70,3 @@ class Mixture(Protocol):
 
     def rows(self, state: State, num_batches: int) -> RowMap:
         """The row map of the next ``num_batches`` batches; work begins at the state, never at 0."""
-
-
-def checked_boundaries(boundaries: Iterable[int], num_batches: int) -> list[int]:
-    """Batch numbers as a list. ValueError for one that falls, is negative or past the mixture."""
-    at = [as_integer("boundary", boundary, 0) for boundary in boundaries]
-    for before, after in pairwise(at):
-        if after < before:
-            raise ValueError(f"boundaries must ascend, found {after} after {before}")
-    if at and at[-1] > num_batches:
-        raise ValueError(f"boundary {at[-1]} is past the mixture's {num_batches} batches")
-    return at

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .allocation import as_integer
-from .mixture import RowMap, State, checked_boundaries
+from .allocation import as_integer, checked_boundaries
+from .mixture import RowMap, State
 from .shuffle import Permutation
 
 _ROWS_END = 2**60  # so that int64 holds sums of rows

@@ -99,12 +99,12 @@ class StreamingDataset(IterableDataset[tuple[int, Sample]], Generic[Sample]):
     DataLoader workers; a worker without children has no samples. Any sample is one, also None.
     Random choices follow from ``seed``, rank and worker alone (see ``reservoir.Reservoir``).
 
-    The dataset is its own iterator: ``iter()`` begins anew, unless a checkpoint was loaded since
-    the last one; ``next()`` alone goes on. A checkpoint is exact between any two samples. It holds
-    offsets, and children that are ``OpensAtOffset`` are opened at theirs. A child that has
-    ``state_dict`` and ``load_state_dict``, or else its iterator, stores and loads a state of its
-    own; when a child has loaded one, its next ``iter()`` must go on from there. All others are
-    read from the start, and what comes before the offset is dropped.
+    ``iter()`` of the dataset begins anew, unless a checkpoint was loaded since the last one; what
+    it returns goes on, and so does ``next()`` of the dataset. A checkpoint is exact between any two
+    samples. It holds offsets, and children that are ``OpensAtOffset`` are opened at theirs. A child
+    that has ``state_dict`` and ``load_state_dict``, or else its iterator, stores and loads a state
+    of its own; when a child has loaded one, its next ``iter()`` must go on from there. All others
+    are read from the start, and what comes before the offset is dropped.
 
     ``datasets`` are all children, ``worker_datasets`` this worker's by index, ``iterators`` the
     open ones, ``reservoir`` indices, the first ``reservoir_pointer`` of them open.

@@ -60,6 +60,11 @@ class Dataset:
     columns: Mapping[str, str] | None
     row_bytes: float = 0.0
 
+    def taken(self, file: SourceFile) -> tuple[int, int]:
+        """First and past-the-last row that the dataset takes of one of its files; may be equal."""
+        first = max(0, -file.first_row)
+        return first, max(first, min(file.num_rows, self.num_rows - file.first_row))
+
 
 @dataclass(frozen=True)
 class Catalog:

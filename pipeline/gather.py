@@ -102,16 +102,15 @@ class RunWriter:
         # Open files and decoded rows are bounded for the worker, so its crews share them out.
         self._crews = crews
         self._max_open = max(32, _OPEN_FILES // crews)
-        self._active = None if plan.streams is None else plan.streams.active
-        if self._active is not None:
-            self._max_open = min(self._max_open, self._active)
+        if plan.streams.active is not None:
+            self._max_open = min(self._max_open, plan.streams.active)
         self._max_bytes = max(64 << 20, _DECODED_BYTES // crews)
         datasets = plan.catalog.datasets
         rows = sum(dataset.num_rows for dataset in datasets)
         row_bytes = sum(d.row_bytes * d.num_rows for d in datasets) / rows
         self._slice_rows = _SLICE_BYTES / max(1.0, row_bytes)
         # Where rows lie anywhere, every shard asks all row groups for its own.
-        self._sources = SourceGroups(plan.catalog) if plan.streams is None else None
+        self._sources = None if plan.streams.in_order else SourceGroups(plan.catalog)
 
     def write(
         self, start: int, stop: int, threads: int = 1, cancelled: threading.Event | None = None
@@ -177,8 +176,8 @@ class RunWriter:
         return records
 
     def _cursors(self) -> Cursors:
-        catalog = self._writer.plan.catalog if self._streams is None else self._streams.catalog
-        return Cursors(catalog, self._max_open, self._max_bytes, self._active)
+        streams = self._streams
+        return Cursors(streams.catalog, self._max_open, self._max_bytes, streams.active)
 
     def rehash(self, start: int, stop: int) -> Iterator[tuple[int, str]]:
         """The digests that shards ``start`` to ``stop`` have when written anew from the sources.
@@ -199,7 +198,6 @@ class RunWriter:
         if self._sources is not None:
             yield from collect(self._writer, self._sources, footer)
             return
-        assert self._streams is not None  # a mixture has one or the other
         row_map = self._writer.row_map(footer)
         for group in self._writer.groups(footer, row_map):
             stream, offset = self._streams.locate(group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 
 from .catalog import Catalog, Dataset, SourceFile
 from .errors import MixError
-from .formats import SourceError, format_of
-from .storage import in_threads, resolve
+from .registry import read_file
+from .storage import in_threads
 
 _BATCH_BYTES = 8 << 20
 _SHOWN = 5
@@ -35,15 +36,16 @@ def scan_lengths(
         SourceError: a file is gone, damaged, or not the planned one.
     """
     measure = _measure(catalog, column, of)
+    alone = replace(catalog, schema=pa.schema([catalog.schema.field(column)]))
     jobs = [
         (dataset, file)
         for dataset in catalog.datasets
         for file in dataset.files
-        if _span(dataset, file)[1] > 0
+        if range(*dataset.taken(file))
     ]
 
     def read(job: tuple[Dataset, SourceFile]) -> NDArray[np.int64]:
-        return _file_lengths(catalog, *job, column, measure)
+        return _file_lengths(alone, *job, column, measure)
 
     return np.concatenate(in_threads(read, jobs, threads))
 
@@ -75,12 +77,6 @@ def _measure(catalog: Catalog, column: str, of: bool) -> Callable[[pa.Array], pa
     )
 
 
-def _span(dataset: Dataset, file: SourceFile) -> tuple[int, int]:
-    """First row that the dataset takes of a file, and how many."""
-    first = max(0, -file.first_row)
-    return first, max(0, min(file.num_rows, dataset.num_rows - file.first_row) - first)
-
-
 def _file_lengths(
     catalog: Catalog,
     dataset: Dataset,
@@ -88,23 +84,11 @@ def _file_lengths(
     column: str,
     measure: Callable[[pa.Array], pa.Array],
 ) -> NDArray[np.int64]:
-    filesystem, path = resolve(file.path, catalog.base)
-    module = format_of(path)
-    assert module is not None  # the catalog holds no other files
-    source = dataset.columns[column] if dataset.columns else column
-    first, count = _span(dataset, file)
-    found: list[pa.Array] = []
-    got = 0
-    try:
-        batches = module.read_from(filesystem, path, file.digest, first, [source], _BATCH_BYTES)
-        for batch in batches:
-            found.append(measure(batch.column(0)).cast(pa.int64()))
-            got += len(batch)
-            if got >= count:
-                break
-    except SourceError as error:
-        raise type(error)(f"dataset {dataset.name!r}: {error}") from error
-    lengths = pa.chunked_array(found, pa.int64()).slice(0, count)
+    first, stop = dataset.taken(file)
+    batches = read_file(catalog, dataset, file, first, stop, _BATCH_BYTES)
+    lengths = pa.chunked_array(
+        [measure(batch.column(0)).cast(pa.int64()) for batch in batches], pa.int64()
+    )
     where = f"dataset {dataset.name!r}, {file.path}"
     if lengths.null_count:
         row = first + pc.index(lengths.is_null(), True).as_py()

@@ -23,16 +23,9 @@ from .storage import Folder
 
 LENGTHS = "lengths"
 _LENGTHS_PER_GROUP = 1 << 20
+_SAMPLER = ("frame_budget", "pool_size", "max_items", "seed", "stream")
 _ORDER = {
-    "frame_budget": (
-        "frame_budget",
-        "pool_size",
-        "max_items",
-        "seed",
-        "stream",
-        "lengths",
-        "on_too_long",
-    ),
+    "frame_budget": (*_SAMPLER, "lengths", "on_too_long"),
     "reservoir": ("batch_size", "max_simultaneous", "seed", "endless"),
 }
 
@@ -53,15 +46,7 @@ def settings_of(mixture: Mixture) -> dict[str, Any]:
             "arithmetic": allocation.arithmetic,
         }
     if isinstance(mixture, FrameBudgetMixture):
-        sampler = mixture.sampler
-        return {
-            **found,
-            "frame_budget": sampler.frame_budget,
-            "pool_size": sampler.pool_size,
-            "max_items": sampler.max_items,
-            "seed": sampler.seed,
-            "stream": sampler.stream,
-        }
+        return {**found, **{name: getattr(mixture.sampler, name) for name in _SAMPLER}}
     assert isinstance(mixture, ReservoirMixture)
     return {
         **found,
@@ -175,7 +160,7 @@ def _reservoir(manifest: Manifest, folder: Folder) -> Mixture:
     passes = value_at(document, "mixture", "passes")
     return ReservoirMixture(
         manifest.names,
-        *children(
+        *child_ranges(
             dataset,
             np.array(table["first_row"], np.int64),
             np.array(table["rows"], np.int64),
@@ -189,7 +174,7 @@ def _reservoir(manifest: Manifest, folder: Folder) -> Mixture:
     )
 
 
-def children(
+def child_ranges(
     dataset: NDArray[np.int32],
     first_row: NDArray[np.int64],
     rows: NDArray[np.int64],

@@ -57,6 +57,10 @@ _ROW_GROUP_ROWS = 2048
 _MOST_DECODES = 2.0
 
 
+WritePath = Literal["gather", "scatter"]
+"""How rows come together: slices of sources one after another, or rows from anywhere."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A mix that is settled and not yet written.
@@ -81,7 +85,7 @@ class Plan:
     @functools.cached_property
     def decodes(self) -> float:
         """How often a gather decodes each source row, as expected; 1 where slices follow on."""
-        if not isinstance(self.mixture, FrameBudgetMixture):
+        if self.streams.in_order:
             return 1.0
         groups = [rows for d in self.catalog.datasets for f in d.files for rows in f.group_rows]
         rows = np.array(groups, np.float64)
@@ -92,14 +96,12 @@ class Plan:
         return float(shards * (rows * (1 - missed)).sum() / max(1, num_rows))
 
     @functools.cached_property
-    def streams(self) -> Streams | None:
-        """What a gather reads forward; None where the mixture takes rows from anywhere."""
-        if isinstance(self.mixture, FrameBudgetMixture):
-            return None
+    def streams(self) -> Streams:
+        """What a gather reads forward."""
         return Streams.of(self.catalog, self.mixture)
 
     @property
-    def write_path(self) -> Literal["gather", "scatter"]:
+    def write_path(self) -> WritePath:
         """How rows are brought together, unless a build says otherwise: the bytes are the same."""
         return "scatter" if self.decodes > _MOST_DECODES else "gather"
 
@@ -241,21 +243,21 @@ class Plan:
 
     def _cut_short(self) -> list[str]:
         """Where `stop` ends the mix before what was asked for, or before what could be filled."""
-        config, mixture, length = self.manifest.document["config"], self.mixture, self.layout
+        config, mixture, layout = self.manifest.document["config"], self.mixture, self.layout
         if not isinstance(mixture, WeightedMixture) or config["on_exhausted"] != "stop":
             return []
-        asked, step = config.get("num_batches"), length.batches_per_step
+        asked, step = config.get("num_batches"), layout.batches_per_step
         filled = batches_filled(mixture.allocation, mixture.dataset_rows)
         if asked is not None and filled < int(asked):
             lacking = first_unfillable(mixture.allocation, mixture.dataset_rows, filled + 1)
             name = next(n for n, b in zip(mixture.names, lacking, strict=True) if b is not None)
             return [
-                f"on_exhausted: stop ends the mix after {length.num_batches:,} of {int(asked):,} "
+                f"on_exhausted: stop ends the mix after {layout.num_batches:,} of {int(asked):,} "
                 f"batches: dataset {name!r} cannot fill batch {filled:,}"
             ]
-        if asked is None and step and filled > length.num_batches:
+        if asked is None and step and filled > layout.num_batches:
             return [
-                f"{filled - length.num_batches:,} more batch(es) could be filled, but make no "
+                f"{filled - layout.num_batches:,} more batch(es) could be filled, but make no "
                 f"whole step of {step}"
             ]
         return []

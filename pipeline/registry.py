@@ -167,11 +167,10 @@ class Cursor:
         """Batches of the dataset from a row on, file after file, up to its last row."""
         dataset = self._dataset
         for file in dataset.files:
-            stop = min(file.first_row + file.num_rows, dataset.num_rows)
-            if start < stop:
-                rows = start - file.first_row, stop - file.first_row
-                yield from read_file(self._catalog, dataset, file, *rows, self._batch_bytes)
-                start = stop
+            row, (_, stop) = start - file.first_row, dataset.taken(file)
+            if row < stop:
+                yield from read_file(self._catalog, dataset, file, row, stop, self._batch_bytes)
+                start = file.first_row + stop
 
 
 class Cursors:
@@ -282,8 +281,7 @@ class FileItems:
 
     def __init__(self, catalog: Catalog, dataset: Dataset, file: SourceFile) -> None:
         self._catalog, self._dataset, self._file = catalog, dataset, file
-        self._first = max(0, -file.first_row)
-        self._stop = min(file.num_rows, dataset.num_rows - file.first_row)
+        self._first, self._stop = dataset.taken(file)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self.get_iterator(0)

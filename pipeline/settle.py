@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from mixcore import (
     Allocation,
-    BudgetError,
-    FrameBudgetMixture,
     Mixture,
     ReservoirMixture,
     WeightedMixture,
@@ -25,7 +23,7 @@ from .catalog import Catalog
 from .config import Config, FrameBudgetConfig, ReservoirConfig, WeightedConfig
 from .errors import MixError
 from .lengths import scan_lengths, too_long
-from .mixtures import children, frame_budget, settings_of
+from .mixtures import child_ranges, frame_budget, settings_of
 
 _MOST_BATCHES = 10**8
 
@@ -97,37 +95,24 @@ def _frame_budget(config: FrameBudgetConfig, catalog: Catalog) -> Settled:
             "\n".join(over) + "\nThe way out: a larger frame_budget, or on_too_long: drop, which "
             "leaves them out and counts them"
         )
+    if lengths.min() > config.frame_budget:
+        raise PlanError(f"every item is longer than frame_budget {config.frame_budget}")
     rows = [dataset.num_rows for dataset in catalog.datasets]
-
-    def mixture_of(num_batches: int) -> FrameBudgetMixture:
-        return frame_budget(
-            tuple(dataset.name for dataset in catalog.datasets),
-            tuple(rows),
-            lengths,
-            drop=bool(over),
-            num_batches=num_batches,
-            frame_budget=config.frame_budget,
-            pool_size=config.pool_size,
-            max_items=config.max_items,
-            seed=config.seed,
-            stream=config.stream,
-        )
-
-    try:
-        mixture = mixture_of(config.num_batches or 0)
-    except BudgetError as error:
-        raise PlanError(str(error)) from error
-    except ValueError as error:
-        raise PlanError(f"every item is longer than frame_budget {config.frame_budget}") from error
+    mixture = frame_budget(
+        tuple(dataset.name for dataset in catalog.datasets),
+        tuple(rows),
+        lengths,
+        drop=bool(over),
+        num_batches=config.num_batches or 0,
+        frame_budget=config.frame_budget,
+        pool_size=config.pool_size,
+        max_items=config.max_items,
+        seed=config.seed,
+        stream=config.stream,
+    )
     sampler = mixture.sampler
     if config.epochs is not None:
-        mixture = FrameBudgetMixture(
-            sampler,
-            mixture.names,
-            mixture.dataset_rows,
-            batches_in_epochs(sampler, config.epochs),
-            mixture.kept,
-        )
+        mixture = replace(mixture, num_batches=batches_in_epochs(sampler, config.epochs))
     of_dataset = np.repeat(np.arange(len(rows)), rows)
     dropped = np.bincount(of_dataset[lengths > config.frame_budget], minlength=len(rows)).tolist()
     how = "column" if config.length_column else "of"
@@ -155,7 +140,7 @@ def _reservoir(config: ReservoirConfig, catalog: Catalog) -> Settled:
     ]
     dataset, first_row, num_rows = np.array(files, np.int64).T
     rows = np.array([dataset.num_rows for dataset in catalog.datasets], np.int64)
-    parts = children(dataset.astype(np.int32), first_row, num_rows, rows)
+    parts = child_ranges(dataset.astype(np.int32), first_row, num_rows, rows)
     num_batches = config.num_batches or total_batches(parts[2], config.batch_size, config.passes)
     assert num_batches is not None  # the config has one of the two
     mixture = ReservoirMixture(

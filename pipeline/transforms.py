@@ -18,7 +18,7 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import apache_beam as beam
 import apache_beam.runners.portability.fn_api_runner
@@ -34,7 +34,7 @@ from .commit import commit
 from .errors import MixError
 from .gather import RunWriter
 from .manifest import SCRATCH, Manifest
-from .plan import Plan
+from .plan import Plan, WritePath
 from .scatter import (
     MAX_SHARD_BYTES,
     PLACE,
@@ -62,9 +62,6 @@ RunRecord = tuple[ShardRecord, ...]
 """The shards of a run, as written or found standing."""
 
 LOCAL_RUNNERS = ("FnApiRunner", "DirectRunner")
-
-WritePath = Literal["gather", "scatter"]
-"""How rows come together: slices of sources one after another, or rows from anywhere."""
 
 # Between steps the in-process runner holds grouped data as values, as a stream that grows, as a
 # message and as values again: more than five times as much as there is, as measured.

@@ -28,6 +28,10 @@ VALUES: dict[str, Any] = {
     "lists": (pa.array([[1] * n for n in (3, 1, 2, 9)]), True),
     "large lists": (pa.array([[1] * n for n in (3, 1, 2, 9)], pa.large_list(pa.int8())), True),
     "characters of text": (pa.array(["é" * n for n in (3, 1, 2, 9)]), True),
+    "words of a dictionary": (
+        pa.array(["é" * n for n in (3, 1, 2, 9)]).dictionary_encode(),
+        True,
+    ),
     "bytes": (pa.array([b"x" * n for n in (3, 1, 2, 9)]), True),
 }
 

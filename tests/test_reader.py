@@ -1365,6 +1365,5 @@ def test_a_reader_is_pickled_with_the_state_that_it_was_given(tmp_path: Path) ->
     out, _ = small_mix(tmp_path)
     reader = ShardReader(str(out))
     reader.load_state_dict({"order_id": reader.manifest.order_id, "next_batch": 7})
-    next(ShardReader(str(out)).batches())
     copy = pickle.loads(pickle.dumps(reader))
     assert next(copy.batches()) == reader[7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -68,9 +69,9 @@ def test_files_with_rows_are_the_streams_of_a_reservoir(catalog: Catalog) -> Non
 
 @pytest.mark.parametrize("mixture", [weighted, reservoir])
 def test_a_streams_rows_are_those_of_its_place_in_the_dataset(
-    mixture: type[Mixture], catalog: Catalog
+    mixture: Callable[[], Mixture], catalog: Catalog
 ) -> None:
-    streams = Streams.of(catalog, mixture())  # type: ignore[call-arg]
+    streams = Streams.of(catalog, mixture())
     cursors = Cursors(streams.catalog)
     for name, dataset, rows in (("a", 0, 8), ("b", 1, 5)):
         for row in range(rows):
