@@ -15,7 +15,15 @@ BUILD = [
     "rich>=13",
     "ruamel.yaml>=0.18",
 ]
-TEST = ["hypothesis>=6.100", "mypy>=1.11", "pytest>=8", "pytest-xdist>=3.5", "ruff>=0.6"]
+TEST = [
+    "fsspec[http]>=2024.2",
+    "hypothesis>=6.100",
+    "moto[server]>=5",
+    "mypy>=1.11",
+    "pytest>=8",
+    "pytest-xdist>=3.5",
+    "ruff>=0.6",
+]
 
 setup(
     name="mixshards",
@@ -31,7 +39,9 @@ setup(
         "build": BUILD,
         "torch": ["torch>=2.2"],
         "gcp": [*BUILD, "apache-beam[gcp]>=2.60"],
+        "dask": [*BUILD, "apache-beam[dask]>=2.60"],
         "s3": ["pyarrow>=18"],
+        "fsspec": ["fsspec>=2024.2"],
         "test": [*BUILD, *TEST],
         "bench": [*BUILD],
     },

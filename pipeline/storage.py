@@ -1,22 +1,37 @@
-"""Folders and files on a local disk or an object store, through pyarrow.fs."""
+"""Folders and files on a local disk or an object store, through pyarrow.fs.
+
+Stores are asked again with growing waits where a request fails in passing: pyarrow does it for S3
+and Google's, :mod:`pipeline.remote` for the others.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import pyarrow as pa
 from pyarrow import fs
 
-from .errors import MixError
+from .remote import EXPECTED, FsspecHandler, StorageError, is_unreachable, remote
+
+__all__ = [
+    "Folder",
+    "StorageError",
+    "in_threads",
+    "is_local",
+    "is_unreachable",
+    "resolve",
+    "split_query",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,36 +39,31 @@ R = TypeVar("R")
 _LOCAL = fs.LocalFileSystem()
 
 
-class StorageError(MixError):
-    """A path or URI cannot be used."""
-
-
 def resolve(path: str, base: str | os.PathLike[str] = ".") -> tuple[fs.FileSystem, str]:
     """The file system a path or URI lies on, and the path there; relative ones start at ``base``.
 
     Raises:
-        StorageError: a URI whose scheme pyarrow cannot open.
+        StorageError: a URI that cannot be opened, or that holds credentials.
     """
     if "://" not in path:
         return _LOCAL, os.path.abspath(os.path.join(base, os.path.expanduser(path)))
     stem, query = split_query(path)
     scheme, _, rest = stem.partition("://")
+    if scheme != "file":
+        return remote(scheme, rest, query)
     host, slash, inside = rest.partition("/")
     # Blanks, wildcards and letters beyond ASCII may stand in a URI as they are.
     escaped = quote(inside, safe="%/!$&'()*+,:;=@~")
     try:
         filesystem, inner = fs.FileSystem.from_uri(f"{scheme}://{host}{slash}{escaped}{query}")
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise StorageError(
-            f"cannot open {path!r}: {error}; expected a local path, or a URI such as "
-            "file:///folder, s3://bucket/folder or gs://bucket/folder"
-        ) from error
+        raise StorageError(f"cannot open {path!r}: {error}; {EXPECTED}") from error
     return filesystem, inner.rstrip("/") or inner
 
 
 def split_query(path: str) -> tuple[str, str]:
     """A path or URI and its query, which begins where ``name=`` follows a question mark."""
-    found = re.search(r"\?\w+=", path) if "://" in path else None
+    found = re.search(r"\?[\w-]+=", path) if "://" in path else None
     return (path[: found.start()], path[found.start() :]) if found else (path, "")
 
 
@@ -81,6 +91,33 @@ def in_threads(
     return results
 
 
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Name the file in an error of a store, where it does not do so itself."""
+    try:
+        yield
+    except OSError as error:
+        told, (bucket, _, key) = str(error), path.partition("/")
+        if path in told or (f"'{bucket}'" in told and f"'{key}" in told):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _put(filesystem: fs.FileSystem, path: str, data: bytes | pa.Buffer) -> None:
+    """Write an object: it is there in full or not at all."""
+    if isinstance(filesystem, fs.PyFileSystem) and isinstance(filesystem.handler, FsspecHandler):
+        filesystem.handler.put(path, bytes(data))
+        return
+    stream = filesystem.open_output_stream(path)
+    try:
+        stream.write(data)
+        stream.close()
+    except BaseException:
+        # A stream that is let go publishes what it has got, so this one is held for good.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
+        raise
+
+
 @dataclass(frozen=True)
 class Folder:
     """A folder of a mix; names are relative, with ``/`` between parts."""
@@ -88,6 +125,7 @@ class Folder:
     filesystem: fs.FileSystem
     root: str
     uri: str
+    _process: int = field(default_factory=os.getpid, repr=False, compare=False)
 
     @classmethod
     def at(cls, path: str, base: str | os.PathLike[str] = ".") -> Folder:
@@ -111,9 +149,17 @@ class Folder:
             raise StorageError(f"{name!r} leads out of {self.root}; names in a mix are relative")
         return f"{self.root}/{name}" if name else self.root
 
+    def _here(self) -> fs.FileSystem:
+        """The file system; a fork that shared its parent's client would get the other's answers."""
+        if self.local or self._process == os.getpid():
+            return self.filesystem
+        return resolve(self.uri)[0]
+
     def size(self, name: str) -> int | None:
         """Size in bytes of a file, None where there is no such file."""
-        info = self.filesystem.get_file_info(self.path(name))
+        path = self.path(name)
+        with self._errors(path):
+            info = self._here().get_file_info(path)
         return int(info.size) if info.is_file else None
 
     def names(self, name: str = "") -> list[str]:
@@ -125,18 +171,21 @@ class Folder:
         top = self.path(name)
         selector = fs.FileSelector(top, recursive=True, allow_not_found=True)
         try:
-            found = self.filesystem.get_file_info(selector)
+            with self._errors(top):
+                found = self._here().get_file_info(selector)
         except NotADirectoryError as error:
             raise StorageError(f"{top}: expected a folder, found a file; move it away") from error
         return sorted(info.path[len(top) :].lstrip("/") for info in found if info.is_file)
 
     def open(self, name: str) -> pa.NativeFile:
         """Open a file for reading at random places."""
-        return self.filesystem.open_input_file(self.path(name))
+        path = self.path(name)
+        with self._errors(path):
+            return self._here().open_input_file(path)
 
     def read(self, name: str) -> bytes:
         """All bytes of a small file."""
-        with self.open(name) as file:
+        with self.open(name) as file, self._errors(self.path(name)):
             return bytes(file.read())
 
     def put(self, name: str, data: bytes | pa.Buffer, flush: bool = True) -> None:
@@ -144,6 +193,10 @@ class Folder:
 
         Without ``flush`` that holds for a process that dies, but not for a machine that does; call
         :meth:`flush` before anything depends on the file.
+
+        Raises:
+            StorageError: a local disk does not take it; the text names it.
+            OSError: a store does not, whose text names it too.
         """
         if self.local:
             scratch = self.scratch(name)
@@ -151,15 +204,18 @@ class Folder:
                 with open(scratch, "wb") as file:
                     file.write(data)
                 self.place(scratch, name, flush)
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(FileNotFoundError):
                     os.remove(scratch)
+                if isinstance(error, OSError):  # a full disk names no file
+                    reason = error.strerror or error
+                    path = self.path(name)
+                    raise StorageError(f"{path}: cannot be written: {reason}") from error
                 raise
             return
-        stream = self.filesystem.open_output_stream(self.path(name))
-        stream.write(data)
-        # Only close publishes an object, so an error above leaves nothing behind.
-        stream.close()
+        path = self.path(name)
+        with self._errors(path):
+            _put(self._here(), path, data)
 
     def scratch(self, name: str) -> str:
         """A fresh path on a local disk, from which :meth:`place` can put a file into the folder."""
@@ -189,12 +245,19 @@ class Folder:
 
     def delete(self, name: str) -> None:
         """Remove a file; one that is gone already is fine."""
-        with contextlib.suppress(FileNotFoundError):
-            self.filesystem.delete_file(self.path(name))
+        path = self.path(name)
+        with contextlib.suppress(FileNotFoundError), self._errors(path):
+            self._here().delete_file(path)
 
     def delete_tree(self, name: str) -> None:
         """Remove all that lies below a folder; one that is gone already is fine."""
-        self.filesystem.delete_dir_contents(self.path(name), missing_dir_ok=True)
+        path = self.path(name)
+        with self._errors(path):
+            self._here().delete_dir_contents(path, missing_dir_ok=True)
+
+    def _errors(self, path: str) -> contextlib.AbstractContextManager[None]:
+        """A local disk names its files in errors; a store may not."""
+        return contextlib.nullcontext() if self.local else _named(path)
 
     def free_bytes(self) -> int | None:
         """Free space where the folder lies (or will lie), None where it has no such bound."""

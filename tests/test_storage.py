@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
+from pipeline.plan import plan
+from pipeline.reader import ShardReader
 from pipeline.storage import Folder, StorageError, in_threads, is_local, resolve, split_query
+from pipeline.transforms import build
+from pipeline.verify import verify
+
+from .mixes import WEIGHTS, config, small_mix
 
 
 def store(root: Path) -> Folder:
@@ -92,6 +100,144 @@ def test_only_paths_and_file_uris_are_local():
     assert not is_local("s3://bucket/x")
     assert Folder.at("file:///data/mix/").uri == "/data/mix"
     assert Folder.at("mix", "/data").uri == "/data/mix"
+
+
+# Object stores
+
+
+@pytest.mark.parametrize(
+    ("uri", "secret", "found"),
+    [
+        ("s3://AKIAKEY:hush@bucket/x", "hush", "a user or password stands before 'bucket'"),
+        ("s3://AKIAKEY@bucket/x", "AKIAKEY", "a user or password stands before 'bucket'"),
+        ("gs://anonymous@bucket/x", "anonymous@", "a user or password stands before 'bucket'"),
+        ("https://me:hush@host/x.parquet", "hush", "a user or password stands before 'host'"),
+        ("s3://bucket/x?region=r&secret_key=hush", "hush", "its query has 'secret_key'"),
+        ("s3://bucket/x?access_key=AKIAKEY", "AKIAKEY", "its query has 'access_key'"),
+        ("s3://bucket/x?session_token=hush", "hush", "its query has 'session_token'"),
+        ("abfs://box/x?account_key=hush", "hush", "its query has 'account_key'"),
+        ("https://host/x?X-Amz-Signature=hush", "hush", "its query has 'X-Amz-Signature'"),
+    ],
+)
+def test_credentials_in_a_uri_are_refused_and_not_repeated(uri, secret, found):
+    with pytest.raises(StorageError) as caught:
+        resolve(uri)
+    told = str(caught.value)
+    assert found in told
+    assert "give credentials by the environment, such as AWS_ACCESS_KEY_ID" in told
+    assert secret not in told
+
+
+def test_a_user_that_is_no_credential_may_stand_in_a_uri():
+    with pytest.raises(StorageError, match=r"pip install fsspec adlfs"):
+        resolve("abfs://container@account.dfs.core.windows.net/x")
+
+
+S3 = "?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
+
+
+def test_s3_uris_open_there_with_what_their_query_says():
+    filesystem, path = resolve(f"s3://bucket/a%20b/größe c/{S3}&anonymous=true")
+    assert (filesystem.type_name, path) == ("s3", "bucket/a b/größe c")
+    assert filesystem.region == "us-east-1"
+    assert Folder.at(f"s3://bucket/mix{S3}").uri == f"s3://bucket/mix{S3}"
+    assert Folder.at(f"s3://bucket/mix{S3}").root == "bucket/mix"
+    assert resolve(f"s3://bucket{S3}")[1] == "bucket"
+
+
+def test_uris_of_one_store_share_a_client_until_query_or_environment_differ(monkeypatch):
+    first, _ = resolve(f"s3://bucket/a{S3}")
+    assert resolve(f"s3://bucket/b{S3}")[0] is first
+    assert resolve(f"s3://bucket/b{S3}&anonymous=true")[0] is not first
+    monkeypatch.setenv("AWS_PROFILE", "another")
+    assert resolve(f"s3://bucket/a{S3}")[0] is not first
+
+
+def test_gs_uris_open_there_with_what_their_query_says():
+    query = "?anonymous=true&endpoint_override=127.0.0.1:1&scheme=http&project_id=p"
+    filesystem, path = resolve(f"gs://bucket/folder/{query}")
+    assert (filesystem.type_name, path) == ("gcs", "bucket/folder")
+    assert resolve(f"gcs://bucket/folder{query}")[0] is filesystem
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_a_query_that_the_store_does_not_know_is_refused(scheme):
+    with pytest.raises(StorageError) as caught:
+        resolve(f"{scheme}://bucket/x?speed=fast&anonymous=true")
+    assert f"cannot open '{scheme}://bucket/x': unknown 'speed' in its query" in str(caught.value)
+    assert "endpoint_override, anonymous" in str(caught.value)
+
+
+def test_a_uri_without_a_bucket_is_refused():
+    with pytest.raises(StorageError, match=r"cannot open 's3:///x': no bucket is named"):
+        resolve(f"s3:///x{S3}")
+
+
+def test_other_schemes_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    for uri, install in [
+        ("memory://a", "pip install fsspec;"),
+        ("https://host/a.parquet", "pip install fsspec aiohttp;"),
+        ("abfs://container/a", "pip install fsspec adlfs;"),
+    ]:
+        with pytest.raises(StorageError) as caught:
+            resolve(uri)
+        assert f"goes through fsspec, which is not here: {install}" in str(caught.value)
+
+
+def test_a_query_of_a_web_address_is_refused():
+    with pytest.raises(StorageError, match=r"'https://host/a.parquet': a web address may have no"):
+        resolve("https://host/a.parquet?download=1")
+
+
+def test_an_option_that_a_driver_does_not_take_is_refused():
+    with pytest.raises(StorageError, match=r"cannot open 'github://x'"):
+        resolve("github://x?flavour=sweet")
+
+
+@pytest.fixture
+def memory() -> Folder:
+    """A folder of a store that fsspec keeps in memory."""
+    return Folder.at(f"memory://{uuid.uuid4().hex}/a%20folder")
+
+
+def test_a_folder_of_another_scheme_works_as_a_store_does(memory):
+    assert not memory.local
+    assert memory.names() == []
+    assert memory.size("sub/a") is None
+    memory.put("sub/a", pa.py_buffer(b"0123456789"))
+    memory.put("b", b"")
+    memory.put("b", b"1")
+    assert memory.names() == ["b", "sub/a"]
+    assert Folder.at(memory.uri).size("sub/a") == 10
+    with memory.open("sub/a") as file:
+        assert file.size() == 10
+        assert file.read_at(3, 4) == b"456"
+        assert file.read_at(5, 8) == b"89"
+        file.seek(0)
+        assert file.read() == b"0123456789"
+    memory.delete("b")
+    memory.delete("b")
+    with pytest.raises(FileNotFoundError, match=r"a folder/b"):
+        memory.read("b")
+    memory.delete_tree("")
+    memory.delete_tree("none")
+    assert memory.names() == []
+
+
+def test_a_mix_from_and_into_another_scheme_has_the_bytes_of_a_local_one(memory, tmp_path):
+    out, _ = small_mix(tmp_path)
+    for path in (tmp_path / "data").rglob("*.parquet"):
+        memory.put(f"data/{path.relative_to(tmp_path / 'data')}", path.read_bytes())
+    settings = config(tmp_path, WEIGHTS, num_batches=30, on_exhausted="repeat")
+    for name, dataset in settings["datasets"].items():
+        dataset["path"] = f"{memory.uri}/data/{name}/*.parquet"
+    build(plan({**settings, "output": f"{memory.uri}/out"}))
+    there = Folder.at(f"{memory.uri}/out")
+    for path in sorted((out / "shards").iterdir()):
+        assert there.read(f"shards/{path.name}") == path.read_bytes()
+    assert verify(f"{memory.uri}/out", sources=True) == []
+    assert ShardReader(f"{memory.uri}/out")[17] == ShardReader(out)[17]
 
 
 # Names
@@ -209,7 +355,7 @@ def test_a_put_that_fails_keeps_what_stood_there_and_leaves_no_scratch(tmp_path)
         folder.put("name", "text is no bytes")  # type: ignore[arg-type]
     assert folder.read("name") == b"old"
     (tmp_path / "taken").mkdir()
-    with pytest.raises(OSError, match="taken"):
+    with pytest.raises(StorageError, match="taken: cannot be written: Is a directory"):
         folder.put("taken", b"new")
     assert files(tmp_path) == ["name"]
 
