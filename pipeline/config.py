@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
+import pyarrow as pa
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -31,6 +32,7 @@ from pydantic import (
 
 from .errors import MixError
 from .shard import PROVENANCE
+from .type_text import TypeTextError, parse_type
 from .yaml_text import (
     MAX_INTEGER_DIGITS,
     MAX_SHOWN,
@@ -52,9 +54,12 @@ MAX_EPOCHS = 2**31 - 1  # an epoch is an int32
 MAX_DATASET_NAME = 200
 MAX_DECIMAL_DIGITS = 100
 PROVENANCE_COLUMNS = tuple(PROVENANCE.names)
+DEFAULT_LINE_BYTES = 64 << 20
 
 _MAX_INTEGER = 10**MAX_INTEGER_DIGITS
 _MAX_INT64 = 2**63 - 1
+_MIN_LINE_BYTES, MAX_LINE_BYTES = 1 << 10, 1 << 30
+_MISSING = ("error", "null", "drop")
 _MAX_LEVEL = {"zstd": 22, "gzip": 9}
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([a-z]{1,3})", re.IGNORECASE)
 _SIZE_UNITS = {"b": 1} | {
@@ -310,6 +315,34 @@ def byte_size(value: Any) -> int:
     return int(size)
 
 
+def _line_bytes(value: Any) -> int:
+    """A size that a line can have."""
+    size = byte_size(value)
+    if not _MIN_LINE_BYTES <= size <= MAX_LINE_BYTES:
+        raise _Refused(f"expected 1KiB to 1GiB, found {as_found(value)}")
+    return size
+
+
+def _type(value: Any) -> pa.DataType:
+    """An Arrow type, written as Arrow prints it."""
+    if isinstance(value, pa.DataType):
+        return value
+    quotes = "; a type with a comma or a colon in it is written in quotes"
+    if isinstance(value, Mapping | list):
+        raise _Refused(f"expected a type, found {as_found(value)}{quotes}")
+    text = _text(value)
+    try:
+        return parse_type(text)
+    except TypeTextError as error:
+        cut = sum(map(text.count, "([<")) > sum(map(text.count, ")]>"))
+        raise _Refused(f"{error}{quotes if cut else ''}") from None
+
+
+def _missing_columns(value: Any) -> str:
+    """What is done about missing columns; YAML takes the bare word null for its own."""
+    return _one_of(*_MISSING)("null" if value is None else value)
+
+
 def _row_range(value: Any) -> tuple[int, int | None]:
     """[start, stop], counted from 0, stop not taken; null is the start or the end."""
     expected = "expected [start, stop], each a row number counted from 0 or null"
@@ -359,15 +392,19 @@ class _Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
-        value = dict(value) if isinstance(value, cls) else value
-        fields = cls.model_fields
+        fields = {known.alias or name: known for name, known in cls.model_fields.items()}
+        if isinstance(value, cls):
+            value = value.model_dump(by_alias=True)
         if not isinstance(value, Mapping):
             known = ", ".join(_keys(cls))
             raise _Refused(f"expected a mapping with keys among {known}; found {as_found(value)}")
         return {
             key: item
             for key, item in value.items()
-            if item is not None or key not in fields or fields[key].is_required()
+            if item is not None
+            or key not in fields
+            or fields[key].is_required()
+            or key == "missing_columns"  # null is one of its words
         }
 
 
@@ -377,7 +414,8 @@ def _required(section: type[_Section]) -> list[str]:
 
 def _keys(section: type[_Section]) -> tuple[str, ...]:
     """The keys of a section, those that must be given first."""
-    return tuple(dict.fromkeys([*_required(section), *section.model_fields]))
+    written = [known.alias or name for name, known in section.model_fields.items()]
+    return tuple(dict.fromkeys([*_required(section), *written]))
 
 
 Paths: TypeAlias = Annotated[
@@ -393,23 +431,34 @@ Columns: TypeAlias = Annotated[
 ]
 
 
-class DatasetConfig(_Section):
-    """One dataset of a weighted mix, as written."""
-
-    path: Paths
-    weight: Annotated[int | Decimal, PlainValidator(_weight)] = Field(
-        description="the dataset's share, such as 3 or 0.5"
-    )
-    rows: RowRange = (0, None)
-    columns: Columns | None = None
+Types: TypeAlias = Annotated[
+    dict[Annotated[str, PlainValidator(_key)], Annotated[pa.DataType, PlainValidator(_type)]],
+    BeforeValidator(_mapping_of("the source's column names to types")),
+]
 
 
 class UnweightedDatasetConfig(_Section):
-    """One dataset of a mix that knows no weights, as written."""
+    """One dataset of a mix that knows no weights, as written.
+
+    ``types`` is written ``schema``: the types that columns of the source are given.
+    """
 
     path: Paths
     rows: RowRange = (0, None)
     columns: Columns | None = None
+    types: Types | None = Field(None, alias="schema")
+    max_line_bytes: Annotated[int, PlainValidator(_line_bytes)] = DEFAULT_LINE_BYTES
+    on_bad_line: Annotated[Literal["error", "skip"], PlainValidator(_one_of("error", "skip"))] = (
+        "error"
+    )
+
+
+class DatasetConfig(UnweightedDatasetConfig):
+    """One dataset of a weighted mix, as written."""
+
+    weight: Annotated[int | Decimal, PlainValidator(_weight)] = Field(
+        description="the dataset's share, such as 3 or 0.5"
+    )
 
 
 _Dataset = TypeVar("_Dataset", DatasetConfig, UnweightedDatasetConfig)
@@ -429,6 +478,9 @@ class _Mix(_Section):
     shard_bytes: Annotated[int, PlainValidator(byte_size)] | None = None
     batches_per_step: Count | None = None
     batches_per_row_group: Count | None = None
+    missing_columns: Annotated[
+        Literal["error", "null", "drop"], PlainValidator(_missing_columns)
+    ] = "error"
     compression: Annotated[
         Literal["zstd", "lz4", "snappy", "gzip", "none"],
         PlainValidator(_one_of("zstd", "lz4", "snappy", "gzip", "none")),
@@ -447,7 +499,7 @@ class _Mix(_Section):
 
         Integers from 2^53 are decimal strings. ``base`` is left out; paths stand as written.
         """
-        config = self.model_dump()
+        config = self.model_dump(by_alias=True)
         if self.batches_per_shard is None and self.shard_bytes is None:
             config["shard_bytes"] = DEFAULT_SHARD_BYTES
         resolved: dict[str, Any] = _jsonable(config)
@@ -634,6 +686,8 @@ def _jsonable(value: Any) -> Any:
         return {key: _jsonable(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return [_jsonable(item) for item in value]
+    if isinstance(value, pa.DataType):
+        return str(value)
     return str(value) if isinstance(value, int) and value >= 2**53 else value
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .plan import Plan
+from .planned import Plan
 from .registry import Cursors
 from .scatter import SourceGroups, collect
-from .shard import Footer, ShardRecord, file_sha256
+from .shard import Footer, ShardRecord, file_sha256, one_chunk
 from .writing import ShardWriter
 
 # Below this many bytes a slice, one index over larger slices is cheaper than the slices themselves.
@@ -42,6 +42,9 @@ def assemble(
     The pieces of one stream must follow on each other, as those of consecutive batches do. Long
     ones are sliced; where they have fewer than ``slice_rows`` rows on average, each stream gives
     one slice and an index does the rest.
+
+    Raises:
+        ColumnSizeError: a column of the rows is too large to be held in one array.
     """
     if count.sum() >= slice_rows * len(count):
         slices: list[pa.RecordBatch] = []
@@ -62,7 +65,8 @@ def assemble(
     place[order] = np.cumsum(count[order]) - count[order]
     begin = np.cumsum(count) - count
     index = np.repeat(place - begin, count) + np.arange(int(count.sum()))
-    return pa.Table.from_batches(slices).combine_chunks().take(pa.array(index))
+    # Each row is taken once, so what fits in one chunk before fits after: take does not notice.
+    return one_chunk(pa.Table.from_batches(slices)).take(pa.array(index))
 
 
 def _ahead(

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from mixcore import RowMap
 
 from .catalog import Catalog
-from .plan import Plan
+from .planned import DECODED, Plan
 from .registry import read_file
-from .shard import Footer, ShardRecord, shard_name
+from .shard import Footer, ShardRecord, one_chunk, shard_name
 from .writing import BuildError, ShardWriter
 
 T = TypeVar("T")
@@ -42,6 +42,7 @@ Piece = tuple[bytes, pa.Buffer | bytes | Spilled]
 """The same as it arrives."""
 
 _PIECE_BYTES = 8 << 20
+_MAX_OFFSET = 2**31
 # Of a row group so much is held in one array: a larger one would overflow Arrow's 32-bit offsets.
 _PART_BYTES = 256 << 20
 # Of a shard so much is put in order at a time.
@@ -49,9 +50,7 @@ _BLOCK_BYTES = 64 << 20
 
 MAX_SHARD_BYTES = 1 << 30
 """Decoded bytes of the largest shard: runners hold what belongs to one key in memory."""
-# How many times larger rows are decoded than stored: text under zstd takes 2 to 4 times as much.
-_DECODED = 4
-# And what a value takes at least, in columns that compress to nothing.
+# What a value takes at least, in columns that compress to nothing.
 _VALUE_BYTES = 8
 
 
@@ -63,14 +62,14 @@ def decoded_shard_bytes(plan: Plan) -> int:
     """
     layout = plan.layout
     rows = int(plan.manifest.document["num_rows"])
-    whole = _DECODED * plan.estimated_bytes + _VALUE_BYTES * len(plan.schema) * rows
+    whole = DECODED * plan.estimated_bytes + _VALUE_BYTES * len(plan.schema) * rows
     batch = max(1, whole // layout.num_batches)
     shard = batch * min(layout.batches_per_shard, layout.num_batches)
     if shard > MAX_SHARD_BYTES:
         fitting = MAX_SHARD_BYTES // batch
         way_out = (
             f"set batches_per_shard to at most {fitting}, or shard_bytes to at most "
-            f"{MAX_SHARD_BYTES // (2 * _DECODED) >> 20}MiB"
+            f"{MAX_SHARD_BYTES // (2 * DECODED) >> 20}MiB"
             if fitting
             else "set a smaller batch size: one batch alone takes more"
         )
@@ -194,7 +193,18 @@ def _pieces(
 ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
     step = max(1, _PIECE_BYTES * part.num_rows // max(1, part.nbytes))
     for at in range(0, len(rows), step):
-        yield from _bounded(part.take(pa.array(rows[at : at + step])), places[at : at + step])
+        stop = min(at + step, len(rows))
+        size = 1 if _may_overflow(part, rows[at:stop]) else step
+        for begin in range(at, stop, size):
+            end = min(begin + size, stop)
+            yield from _bounded(part.take(pa.array(rows[begin:end])), places[begin:end])
+
+
+def _may_overflow(part: pa.RecordBatch, rows: NDArray[np.int64]) -> bool:
+    """Whether 32-bit offsets may not do for rows asked for more than once; take does not notice."""
+    if part.nbytes * len(rows) < _MAX_OFFSET:
+        return False
+    return bool(part.nbytes * np.unique(rows, return_counts=True)[1].max() >= _MAX_OFFSET)
 
 
 def _bounded(
@@ -347,7 +357,8 @@ def _tables(writer: ShardWriter, footer: Footer, arrived: Sequence[_Arrived]) ->
                 block.append(_Arrived(part.rows[start:stop], part.batch.slice(start, stop - start)))
     rest = iter(groups)
     for block in blocks:
-        rows = pa.Table.from_batches([part.batch for part in block]).combine_chunks()
+        # Each row is taken once, so what fits in one chunk before fits after: take does not notice.
+        rows = one_chunk(pa.Table.from_batches([part.batch for part in block]))
         order = pa.array(np.argsort(np.concatenate([part.rows for part in block])))
         at = 0
         while at < len(order):

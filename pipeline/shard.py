@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from mixcore import RowMap
 
+from .arrow_types import large
 from .errors import MixError
 
 MIX_BATCH, MIX_DATASET, MIX_ROW, MIX_EPOCH = "mix_batch", "mix_dataset", "mix_row", "mix_epoch"
@@ -33,11 +34,19 @@ PROVENANCE = pa.schema(
 SHARDS = "shards"
 MAX_SHARDS = 10**8
 _FOOTER_KEY = b"mixshards"
+_SEAL = b"MIXSEAL1"
+_SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
+_END_BYTES = 8  # length of the footer, and the magic
+_TAIL_BYTES = 64 << 10  # read at once, since mostly the footer lies in it
 _SPREAD = ("INT32", "INT64", "FLOAT", "DOUBLE")
 
 
 class ShardError(MixError):
     """A shard is missing, damaged, or not the one that stands at its place."""
+
+
+class ColumnSizeError(ShardError):
+    """A column of a row group takes more than one array of its type can hold."""
 
 
 def shard_name(index: int) -> str:
@@ -115,7 +124,11 @@ class WriterOptions:
         """
         plain, split = _leaves(schema)
         told = [field.name for field in schema if _has_order(field.type)]
+        # A page or dictionary is measured only once so many values are in it, and at 2 GiB it
+        # fails: columns of large types may have values of many megabytes.
+        largest = any("large_" in str(field.type) for field in schema)
         return {
+            "write_batch_size": 16 if largest else None,
             "compression": self.compression,
             "compression_level": self.compression_level,
             "use_dictionary": plain,
@@ -201,29 +214,94 @@ class ShardRecord:
             raise ValueError(f"a sha256 has 64 hex digits, not {self.sha256!r}")
 
 
+def one_chunk(table: pa.Table) -> pa.Table:
+    """The table with one chunk a column at most: Parquet bytes follow the chunking.
+
+    Raises:
+        ColumnSizeError: a column takes more than one array of its type can hold.
+    """
+    columns = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if column.num_chunks > 1:
+            try:
+                # A table's own combine_chunks leaves two chunks of text where one would overflow.
+                column = pa.chunked_array([column.combine_chunks()], field.type)
+            except pa.ArrowInvalid as error:
+                raise ColumnSizeError(
+                    f"column {field.name!r} of type {field.type} takes {column.nbytes:,} bytes in "
+                    f"{table.num_rows:,} rows that are held together, and one array of that type "
+                    f"cannot hold them; give it a type that can, with `schema: {{{field.name}: "
+                    f"{large(field.type)}}}` in a dataset, or set fewer batches_per_row_group"
+                ) from error
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
 def write_shard(
     path: str, schema: pa.Schema, options: WriterOptions, footer: Footer, groups: Iterable[pa.Table]
 ) -> None:
     """Write tables as a shard's row groups, one each.
 
-    Parquet bytes follow the chunking, so each table is brought to one chunk a column first.
+    Each table is brought to one chunk a column first.
+
+    Raises:
+        ColumnSizeError: a column of a table is too large for that.
     """
     with pq.ParquetWriter(path, schema, **options.for_writer(schema)) as writer:
         for table in groups:
-            writer.write_table(table.combine_chunks(), row_group_size=max(1, table.num_rows))
+            writer.write_table(one_chunk(table), row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata(footer.encode())
+    with open(path, "r+b") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(size - _END_BYTES)
+        begin = size - _END_BYTES - int.from_bytes(file.read(4), "little")
+        file.seek(begin)
+        tail = file.read()
+        file.seek(begin)
+        file.write(_seal(tail[:-_END_BYTES], size + _SEAL_BYTES) + tail)
+
+
+def _seal(footer: bytes, size: int) -> bytes:
+    """What stands before a footer in a shard of a size: a mark, and their digest."""
+    return _SEAL + hashlib.sha256(footer + size.to_bytes(8, "little")).digest()
+
+
+def _sealed_footer(file: pa.NativeFile, where: str) -> bytes:
+    """The end of a shard from the footer on, held against its seal.
+
+    Raises:
+        ShardError: the file is truncated, damaged or no shard.
+    """
+    size = file.size()
+    tail = file.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+    length = int.from_bytes(tail[-8:-4], "little") + _END_BYTES
+    if tail[-4:] != b"PAR1" or length + _SEAL_BYTES > size:
+        raise ShardError(
+            f"{where}: cannot be opened as Parquet: {size} bytes that end with {tail[-8:]!r}"
+        )
+    if length + _SEAL_BYTES > len(tail):
+        tail = file.read_at(length + _SEAL_BYTES, size - length - _SEAL_BYTES)
+    seal, end = tail[-length - _SEAL_BYTES : -length], tail[-length:]
+    if not seal.startswith(_SEAL):
+        raise ShardError(f"{where}: is a Parquet file, but no shard of a mix")
+    if seal != _seal(end[:-_END_BYTES], size):
+        raise ShardError(f"{where}: is damaged: its footer is not the one it was sealed with")
+    return bytes(end)
 
 
 def open_shard(
     file: pa.NativeFile | str, where: str, **options: Any
 ) -> tuple[pq.ParquetFile, Footer]:
-    """A shard for reading, its footer read.
+    """A shard for reading, its footer read and held against its seal.
 
     Raises:
         ShardError: the file is truncated, damaged or no shard.
     """
     try:
-        parquet = pq.ParquetFile(file, **options)
+        file = pa.OSFile(file) if isinstance(file, str) else file
+        # A footer that is damaged never comes to Arrow, which some of them bring down.
+        metadata = pq.read_metadata(pa.BufferReader(_sealed_footer(file, where)))
+        parquet = pq.ParquetFile(file, metadata=metadata, **options)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ShardError(f"{where}: cannot be opened as Parquet: {error}") from error
     return parquet, Footer.decode(parquet.metadata.metadata, where)

@@ -11,13 +11,15 @@ import pyarrow as pa
 from mixcore import RowMap
 
 from .errors import MixError
-from .plan import Plan
+from .planned import Plan
 from .shard import (
+    ColumnSizeError,
     Footer,
     ShardError,
     ShardRecord,
     check_shard,
     file_sha256,
+    one_chunk,
     open_shard,
     provenance,
     shard_name,
@@ -70,18 +72,25 @@ class ShardWriter:
         ]
 
     def table(self, footer: Footer, group: RowMap, rows: pa.Table) -> pa.Table:
-        """A row group of a shard: payload rows in order and provenance, one chunk a column."""
+        """A row group of a shard: payload rows in order and provenance, one chunk a column.
+
+        Raises:
+            ColumnSizeError: a column of the rows is too large for that.
+        """
         columns = provenance(group, footer.first_batch, self._names)
-        return pa.Table.from_arrays(
-            [*rows.columns, *(pa.chunked_array([column]) for column in columns)],
-            schema=self.plan.schema,
-        ).combine_chunks()
+        return one_chunk(
+            pa.Table.from_arrays(
+                [*rows.columns, *(pa.chunked_array([column]) for column in columns)],
+                schema=self.plan.schema,
+            )
+        )
 
     def write(self, footer: Footer, tables: Iterable[pa.Table]) -> str:
         """Write a shard's row groups, a table each, to a scratch file; its path.
 
         Raises:
-            BuildError: the file cannot be written. Nothing is left behind any error.
+            BuildError: the file cannot be written, or a column is too large for its type. Nothing
+                is left behind any error.
         """
         scratch = self.plan.folder.scratch(shard_name(footer.shard))
         with _writing(scratch, footer.shard):
@@ -126,6 +135,8 @@ def _writing(scratch: str, shard: int) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.remove(scratch)
+        if isinstance(error, ColumnSizeError):
+            raise BuildError(f"{shard_name(shard)}: {error}") from error
         if not isinstance(error, OSError):
             raise
         raise BuildError(

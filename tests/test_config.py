@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -69,6 +70,15 @@ passes: 2
 datasets:
   web: {path: data/web/*.parquet}
 """
+
+RESOLVED_WEB = {
+    "path": ["data/web/*.parquet"],
+    "rows": [0, None],
+    "columns": None,
+    "schema": None,
+    "max_line_bytes": 64 << 20,
+    "on_bad_line": "error",
+}
 
 
 def read(text: str) -> Config:
@@ -160,6 +170,10 @@ def test_defaults_are_filled_in() -> None:
     assert config.compression_level == 1
     assert config.datasets["web"].rows == (0, None)
     assert config.datasets["web"].columns is None
+    assert config.datasets["web"].types is None
+    assert config.datasets["web"].max_line_bytes == 64 << 20
+    assert config.datasets["web"].on_bad_line == "error"
+    assert config.missing_columns == "error"
 
 
 def test_on_exhausted_is_error_by_default() -> None:
@@ -178,7 +192,8 @@ def test_null_for_an_optional_key_is_the_same_as_leaving_it_out() -> None:
         "compression_level",
     ]
     nulls = "".join(f"{key}: null\n" for key in optional)
-    web = "datasets:\n  web: {path: data/web/*.parquet, weight: 3, rows: , columns: ~}\n"
+    web = "datasets:\n  web: {path: data/web/*.parquet, weight: 3, rows: , columns: ~"
+    web += ", schema: , max_line_bytes: ~, on_bad_line: null}\n"
     assert read(HEAD + nulls + web) == read(MINIMAL)
     with_default = f"output: o\nbatch_size: 1\nnum_batches: 7\non_exhausted: null\n{WEB}"
     assert read(with_default).on_exhausted == "error"
@@ -274,6 +289,55 @@ def test_two_of_our_columns_may_come_from_one_of_the_source() -> None:
         HEAD + "datasets: {web: {path: web, weight: 3, columns: {a: body, b: body, mix: mix_row}}}"
     )
     assert read(text).datasets["web"].columns == {"a": "body", "b": "body", "mix": "mix_row"}
+
+
+def test_schema_gives_columns_of_the_source_a_type() -> None:
+    text = HEAD + "datasets:\n  web:\n    path: x\n    weight: 1\n    schema:\n"
+    text += "      a.b: int32\n      price: decimal128(9, 2)\n      at: timestamp[us, tz=UTC]\n"
+    text += '      mix_row: "struct<a: float64, b: list<string>>"\n'
+    web = read(text).datasets["web"]
+    assert web.types == {
+        "a.b": pa.int32(),
+        "price": pa.decimal128(9, 2),
+        "at": pa.timestamp("us", tz="UTC"),
+        "mix_row": pa.struct([("a", pa.float64()), ("b", pa.list_(pa.string()))]),
+    }
+    given = as_dict(datasets={"web": {"path": "x", "weight": 1, "schema": web.types}})
+    assert config_from_dict(given, ".").datasets["web"].types == web.types
+    assert read(text).resolved()["datasets"]["web"]["schema"] == {
+        "a.b": "int32",
+        "price": "decimal128(9, 2)",
+        "at": "timestamp[us, tz=UTC]",
+        "mix_row": "struct<a: double, b: list<element: string>>",
+    }
+    assert pickle.loads(pickle.dumps(read(text))) == read(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "policy"),
+    [
+        ("null", "null"),
+        ("'null'", "null"),
+        ("~", "null"),
+        ("drop", "drop"),
+        ("error", "error"),
+    ],
+)
+def test_null_is_a_word_for_missing_columns(written: str, policy: str) -> None:
+    assert read(HEAD + f"missing_columns: {written}\n" + WEB).missing_columns == policy
+    value = None if written == "null" else policy
+    config = config_from_dict(as_dict(missing_columns=value), ".")
+    assert config.missing_columns == policy
+    assert config.resolved()["missing_columns"] == policy
+
+
+@pytest.mark.parametrize("text", [FRAME_BUDGET, RESERVOIR])
+def test_every_mixture_takes_what_is_said_of_reading(text: str) -> None:
+    said = "schema: {a: int8}, max_line_bytes: 1MiB, on_bad_line: skip}"
+    config = read("missing_columns: drop\n" + text.replace("*.parquet}", f"*.parquet, {said}"))
+    assert config.missing_columns == "drop"
+    web = config.datasets["web"]
+    assert (web.types, web.max_line_bytes, web.on_bad_line) == ({"a": pa.int8()}, 1 << 20, "skip")
 
 
 def test_dataset_names_may_be_any_text() -> None:
@@ -622,7 +686,10 @@ def test_unknown_keys_suggest_the_nearest() -> None:
     assert top("num-batches: 3") == 'unknown key; did you mean "num_batches"?'
     assert top("Compresion: none") == 'unknown key; did you mean "compression"?'
     assert of_dataset("wieght: 3") == 'unknown key; did you mean "weight"?'
-    assert of_dataset("xyz:") == "unknown key; the keys here are path, weight, rows, columns"
+    assert of_dataset("xyz:") == (
+        "unknown key; the keys here are "
+        "path, weight, rows, columns, schema, max_line_bytes, on_bad_line"
+    )
     assert top("base: elsewhere").startswith("unknown key; the keys here are output, batch_size, ")
     assert top("3: a").startswith("unknown key; ")
 
@@ -641,7 +708,8 @@ def test_a_dataset_is_a_mapping() -> None:
         assert problem(HEAD + f"datasets:\n  web: {written}\n") == Problem(
             "datasets.web",
             5,
-            f"expected a mapping with keys among path, weight, rows, columns; found {found}",
+            "expected a mapping with keys among path, weight, rows, columns, schema, "
+            f"max_line_bytes, on_bad_line; found {found}",
         )
 
 
@@ -707,6 +775,46 @@ def test_columns_map_our_names_to_the_sources() -> None:
     assert of_dataset("columns: {2024: text}", "columns.2024") == (
         'expected a string as key, found 2024; write it in quotes: "2024"'
     )
+
+
+def test_a_type_is_written_as_arrow_prints_it() -> None:
+    expected = "expected a mapping of the source's column names to types, at least one; found "
+    assert of_dataset("schema: {}") == expected + "an empty mapping"
+    assert of_dataset("schema: int8") == expected + '"int8" (a string)'
+    said = of_dataset("schema: {x: strin}", "schema.x")
+    assert said.startswith("expected a type such as int32, ")
+    assert said.endswith("found 'strin'")
+    quotes = "; a type with a comma or a colon in it is written in quotes"
+    cut = problems(HEAD + "datasets: {web: {path: x, weight: 3, schema: {x: decimal128(9, 2)}}}")
+    assert (cut[0].path, cut[0].message) == (
+        "datasets.web.schema.x",
+        f"expected (precision, scale) after 'decimal128', found '(9'{quotes}",
+    )
+    assert of_dataset("schema: {x: {a: int8}}", "schema.x") == (
+        f"expected a type, found a mapping{quotes}"
+    )
+    assert of_dataset("schema: {x: 3}", "schema.x") == (
+        "expected a string, found 3; write it in quotes"
+    )
+    assert of_dataset("schema: {3: int8}", "schema.3") == (
+        'expected a string as key, found 3; write it in quotes: "3"'
+    )
+
+
+def test_what_is_said_of_lines_is_a_size_and_one_of_two_words() -> None:
+    assert of_dataset("max_line_bytes: 1023") == "expected 1KiB to 1GiB, found 1023"
+    assert of_dataset("max_line_bytes: 2GiB") == 'expected 1KiB to 1GiB, found "2GiB" (a string)'
+    assert of_dataset("max_line_bytes: much").startswith("expected a whole number of bytes")
+    assert of_dataset("on_bad_line: skipp") == (
+        'expected one of error, skip; found "skipp" (a string); did you mean "skip"?'
+    )
+
+
+def test_missing_columns_is_one_of_three_words() -> None:
+    assert top("missing_columns: nul") == (
+        'expected one of error, null, drop; found "nul" (a string); did you mean "null"?'
+    )
+    assert top("missing_columns: 0") == "expected one of error, null, drop; found 0"
 
 
 @pytest.mark.parametrize("name", ["mix_batch", "mix_dataset", "mix_row", "mix_epoch"])
@@ -800,7 +908,8 @@ def test_a_frame_budget_mixture_takes_all_of_its_keys() -> None:
         "batches_per_row_group": 2,
         "compression": "lz4",
         "compression_level": None,
-        "datasets": {"web": {"path": ["data/web/*.parquet"], "rows": [0, None], "columns": None}},
+        "missing_columns": "error",
+        "datasets": {"web": RESOLVED_WEB},
     }
 
 
@@ -819,7 +928,8 @@ def test_a_reservoir_mixture_resolves_with_its_defaults() -> None:
         "batches_per_row_group": None,
         "compression": "zstd",
         "compression_level": 1,
-        "datasets": {"web": {"path": ["data/web/*.parquet"], "rows": [0, None], "columns": None}},
+        "missing_columns": "error",
+        "datasets": {"web": RESOLVED_WEB},
     }
     endless = read(RESERVOIR.replace("passes: 2", "num_batches: 9"))
     assert isinstance(endless, ReservoirConfig)
@@ -915,7 +1025,8 @@ def test_a_key_of_no_mixture_is_unknown_in_each() -> None:
     )
     for key in ("wieght", "pool_size"):
         assert problem(RESERVOIR.replace("path:", f"{key}: 3, path:")).message == (
-            "unknown key; the keys here are path, rows, columns"
+            "unknown key; the keys here are "
+            "path, rows, columns, schema, max_line_bytes, on_bad_line"
         )
 
 
@@ -1125,9 +1236,9 @@ the nearest multiple is 8
   line 7, datasets.web.path: "data/web" is listed twice; list it once
   line 8, datasets.web.wieght: unknown key; did you mean "weight"?
   line 9, datasets.2024: expected a string as key, found 2024; write it in quotes: "2024"
+  line 9, datasets.2024.rows: expected start to be less than stop, found [9, 3]
   line 9, datasets.2024.weight: expected a whole number of at least 1 or a positive decimal \
 such as 0.5, found 0
-  line 9, datasets.2024.rows: expected start to be less than stop, found [9, 3]
   line 10, datasets.code.path: missing; give a file, folder or glob, or a list of them
   line 11, datasets.code.weight: expected a whole number of at least 1 or a positive decimal \
 such as 0.5, found -Infinity
@@ -1438,15 +1549,11 @@ def test_resolved_fills_in_every_default() -> None:
         "shard_bytes": DEFAULT_SHARD_BYTES,
         "batches_per_step": None,
         "batches_per_row_group": None,
+        "missing_columns": "error",
         "compression": "zstd",
         "compression_level": 1,
         "datasets": {
-            "web": {
-                "path": ["data/web/*.parquet"],
-                "weight": 3,
-                "rows": [0, None],
-                "columns": None,
-            }
+            "web": {**RESOLVED_WEB, "weight": 3},
         },
     }
     assert read(DESIGN).resolved()["shard_bytes"] is None
@@ -1476,7 +1583,7 @@ def test_five_thousand_datasets_validate_quickly() -> None:
     config = read(HEAD + "datasets:\n" + lines)
     assert config.weights[-1] == 49995
     assert len(config.resolved()["datasets"]) == 5000
-    mapping = {name: dict(dataset) for name, dataset in config.datasets.items()}
+    mapping = {name: d.model_dump(by_alias=True) for name, d in config.datasets.items()}
     began = time.process_time()
     again = config_from_dict(as_dict(datasets=mapping), ".")
     assert time.process_time() - began < 1

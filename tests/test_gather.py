@@ -35,7 +35,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     return scan_datasets(specs, str(folder))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), min_size=1, max_size=40),
     st.integers(0, 200),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import ConfigError
+from pipeline.errors import MixError
 from pipeline.manifest import order_identity
 from pipeline.mixtures import order_settings
 from pipeline.plan import Plan, PlanError, plan
-from pipeline.shard import ShardError
+from pipeline.reader import ShardReader
+from pipeline.schema import SchemaError
 from pipeline.storage import Folder
+from pipeline.transforms import build
+from pipeline.verify import verify
 
-from .mixes import WEIGHTS, config, table, write_sources
+from .mixes import WEIGHTS, config, digests, table, write_sources
 
 
 def planned(sources: Path, weights: dict[str, Any] = WEIGHTS, **keys: Any) -> Plan:
@@ -160,7 +165,7 @@ def test_weights_batch_size_rows_columns_names_and_content_change_the_order(
 def test_order_identity_of_this_algorithm_version_is_what_it_was() -> None:
     # Fixed digests stand in for files, so that the identity hangs on our own rules alone.
     files = [("0" * 64, 60), ("1" * 64, 40)]
-    datasets = [("ä", {"text": "body"}, (10, 90), files), ("no", None, (0, 60), files[:1])]
+    datasets = [("ä", {"text": "body"}, (10, 90), files, {}), ("no", None, (0, 60), files[:1], {})]
     document = {
         "mixture": {"kind": "weighted", "batch_size": 512, "repeat": True},
         "datasets": [{"weight": str(2**70)}, {"weight": 3}],
@@ -176,7 +181,7 @@ def test_order_identity_of_this_algorithm_version_is_what_it_was() -> None:
 def test_a_saved_plan_loads_as_what_was_saved(sources: Path, tmp_path: Path) -> None:
     saved = planned(sources, output=str(tmp_path / "out")).save()
     loaded = Plan.load(Folder.at(str(tmp_path / "out")))
-    assert loaded.catalog == saved.catalog
+    assert loaded.catalog == replace(saved.catalog, stage=saved.folder)
     assert loaded.schema == saved.schema
     assert loaded.options == saved.options
     assert loaded.layout == saved.layout
@@ -242,8 +247,226 @@ def test_a_column_named_like_provenance_is_refused_with_the_way_out(tmp_path: Pa
     rows = table("a", 30).append_column("mix_row", pa.array(range(30)))
     (tmp_path / "data" / "a").mkdir(parents=True)
     pq.write_table(rows, tmp_path / "data" / "a" / "x.parquet")
-    with pytest.raises(ShardError, match=r"column named 'mix_row'.*columns: \{my_mix_row: mix_row"):
-        plan(config(tmp_path, {"a": 1}, num_batches=2))
+    settings = config(tmp_path, {"a": 1}, num_batches=2)
+    with pytest.raises(SchemaError, match=r"'mix_row' in dataset 'a'.*columns: \{my_mix_row: mix_"):
+        plan(settings)
+    settings["datasets"]["a"]["columns"] = {"text": "text", "my_mix_row": "mix_row"}
+    assert plan(settings).catalog.schema.names == ["text", "my_mix_row"]
+
+
+# Rows held out.
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([0, 101], r"rows \[0, 101\] asked for, but its 3 file\(s\) hold 100 row\(s\); .*100\]"),
+        ([100, None], r"rows \[100, null\] asked for, but .* within \[0, 100\]"),
+        ([-1, None], r"datasets.web.rows: start: expected a whole number of at least 0, found -1"),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(
+    sources: Path, rows: list[int | None], said: str
+) -> None:
+    settings = config(sources, WEIGHTS, num_batches=2)
+    settings["datasets"]["web"]["rows"] = rows
+    with pytest.raises(MixError, match=said):
+        plan(settings)
+
+
+def test_rows_say_nothing_of_files_that_are_missing(sources: Path) -> None:
+    settings = config(sources, WEIGHTS, num_batches=2)
+    there = str(sources / "data" / "web" / "part-000.parquet")
+    settings["datasets"]["web"].update(path=[there, f"{there}.gone.parquet"], rows=[0, 10])
+    with pytest.raises(MixError, match=r"'web': .*gone.parquet: no such file or folder"):
+        plan(settings)
+
+
+def test_what_is_held_out_is_read_from_the_middle_of_files(sources: Path, tmp_path: Path) -> None:
+    settings = config(sources, {"web": 1}, num_batches=6, output=str(tmp_path / "out"))
+    settings["datasets"]["web"]["rows"] = [30, 78]
+    build(plan(settings))
+    rows = pa.concat_tables(ShardReader(settings["output"]).batches()).to_pylist()
+    assert [row["mix_row"] for row in rows] == list(range(48))
+    assert [int(row["text"].split(":")[1]) for row in rows] == list(range(30, 78))
+
+
+# Sources that disagree.
+
+
+def disagreeing(folder: Path) -> dict[str, Any]:
+    """A config over files that go together by widening, and by what is said of missing columns."""
+    web = pa.table(
+        {
+            "id": pa.array([0, 1, 2], pa.int32()),
+            "text": pa.array(["a", None, "c"]).dictionary_encode(),
+            "meta": pa.array([{"n": 1}, None, {"n": 3}], pa.struct([("n", pa.int8())])),
+            "only": [0.5, 1.5, 2.5],
+        }
+    )
+    more = pa.table(
+        {
+            "meta": pa.array(
+                [{"s": "x", "n": 300}], pa.struct([("s", pa.string()), ("n", pa.int16())])
+            ),
+            "text": pa.array(["d"], pa.large_string()),
+            "id": pa.array([3], pa.int64()),
+        }
+    )
+    inner = pa.struct([("text", pa.string()), ("unused", pa.int64())])
+    code = pa.table(
+        {
+            "number": ["10", "11"],
+            "info": pa.array(
+                [{"body": {"text": "e", "unused": 1}}, {"body": None}],
+                pa.struct([("body", inner), ("tags", pa.list_(pa.string()))]),
+            ),
+            "note": pa.array([None, None], pa.null()),
+        }
+    )
+    for name, rows in (("web-0", web), ("web-1", more), ("code", code)):
+        pq.write_table(rows, folder / f"{name}.parquet", row_group_size=2)
+    return {
+        "output": str(folder / "out"),
+        "batch_size": 3,
+        "num_batches": 4,
+        "on_exhausted": "repeat",
+        "batches_per_shard": 3,
+        "datasets": {
+            "web": {"path": str(folder / "web-*.parquet"), "weight": 2},
+            "code": {
+                "path": str(folder / "code.parquet"),
+                "weight": 1,
+                "columns": {"id": "number", "text": "info.body.text", "note": "note"},
+                "schema": {"number": "int16"},
+            },
+        },
+    }
+
+
+def test_what_only_some_sources_have_is_one_error_that_shows_both_sides(tmp_path: Path) -> None:
+    with pytest.raises(SchemaError) as caught:
+        plan(disagreeing(tmp_path))
+    web = [f"dataset 'web', {tmp_path}/web-{number}.parquet" for number in (0, 1)]
+    code = f"dataset 'code', {tmp_path}/code.parquet"
+    assert str(caught.value).splitlines() == [
+        "the sources do not have one schema:",
+        f"  column 'meta' is struct<n: int8> in {web[0]}, but missing in {code}, "
+        "which has id, text, note",
+        f"  column 'only' is double in {web[0]}, but missing in {web[1]}, which has meta, text, id",
+        f"  column 'note' is null in {code}, but missing in {web[0]}, "
+        "which has id, text, meta, only",
+        "Choose common columns with `columns`, set missing_columns: null (null there) or drop "
+        "(left out), give a column of one side another type with `schema`, or convert one side.",
+    ]
+
+
+WEB = [
+    (0, "a", {"n": 1}, 0.5),
+    (1, None, None, 1.5),
+    (2, "c", {"n": 3}, 2.5),
+    (3, "d", "both", None),
+]
+CODE = [(10, "e"), (11, None)]
+
+
+@pytest.mark.parametrize("missing", [None, "drop"])
+def test_a_mix_over_sources_that_disagree_holds_every_value(
+    tmp_path: Path, missing: str | None
+) -> None:
+    settings = {**disagreeing(tmp_path), "missing_columns": missing}
+    planned = plan(settings)
+    assert planned.preview()["warnings"] == (
+        []
+        if missing is None
+        else [
+            "missing_columns: drop leaves out 'meta', 'only', 'note': not every source file has "
+            "them"
+        ]
+    )
+    build(planned)
+    found = pa.concat_tables(ShardReader(settings["output"]).batches())
+    assert found.schema.field("text").type == pa.large_string()
+    assert found.schema.field("id").type == pa.int64()
+    rows = found.to_pylist()
+    assert len(rows) == 12
+    for row in rows:
+        if row["mix_dataset"] == "code":
+            id, text = CODE[row["mix_row"]]
+            expected = {"id": id, "text": text, "meta": None, "only": None, "note": None}
+        else:
+            id, text, meta, only = WEB[row["mix_row"]]
+            if meta == "both":
+                meta = {"n": 300, "s": "x"}
+            elif meta:
+                meta = {**meta, "s": None}
+            expected = {"id": id, "text": text, "meta": meta, "only": only, "note": None}
+        if missing == "drop":
+            expected = {"id": id, "text": text}
+        assert {name: row[name] for name in row if not name.startswith("mix_")} == expected
+    assert {row["mix_row"] for row in rows if row["mix_dataset"] == "web"} == {0, 1, 2, 3}
+    assert verify(settings["output"]) == []
+
+
+def test_both_ways_of_bringing_rows_together_agree_on_sources_that_disagree(
+    tmp_path: Path,
+) -> None:
+    settings = {**disagreeing(tmp_path), "missing_columns": None}
+    build(plan(settings), write_path="gather")
+    other = {**settings, "output": str(tmp_path / "other")}
+    build(plan(other), write_path="scatter")
+    ours, theirs = digests(tmp_path / "out"), digests(tmp_path / "other")
+    shards = [name for name in ours if name.startswith("shards/")]
+    assert len(shards) == 2
+    assert all(ours[name] == theirs[name] for name in shards)
+
+
+def test_a_value_that_does_not_fit_its_given_type_ends_the_build_and_is_named(
+    tmp_path: Path,
+) -> None:
+    settings = {**disagreeing(tmp_path), "missing_columns": "drop"}
+    settings["datasets"]["web"]["schema"] = {"id": "int8", "meta": "struct<n: int8>"}
+    plan(settings)
+    settings["missing_columns"] = "null"
+    with pytest.raises(MixError) as caught:
+        build(plan(settings))
+    assert (
+        f"dataset 'web', {tmp_path}/web-1.parquet: column 'meta' of type "
+        "struct<s: string, n: int16> cannot be brought to struct<n: int8>: "
+    ) in str(caught.value)
+    assert "300" in str(caught.value)
+
+
+def test_types_that_are_given_enter_the_order_and_are_known_to_workers(tmp_path: Path) -> None:
+    settings = {**disagreeing(tmp_path), "missing_columns": "null"}
+    settings["datasets"]["code"]["schema"] = {"number": "float64"}
+    settings["datasets"]["web"]["schema"] = {"id": "float64"}
+    one = plan(settings)
+    assert plan({**settings, "missing_columns": "drop"}).manifest.order_id == one.manifest.order_id
+    settings["datasets"]["web"]["schema"] = {"id": "float64", "only": "float32"}
+    other = plan(settings)
+    assert other.catalog.schema.field("id").type == pa.float64()
+    assert other.manifest.order_id != one.manifest.order_id
+    web, code = other.save().manifest.document["datasets"]
+    assert web["schema"] == {"id": "double", "only": "float"}
+    assert code["schema"] == {"number": "double"}
+    loaded = Plan.load(other.folder)
+    assert [d.schema for d in loaded.catalog.datasets] == [
+        {"id": pa.float64(), "only": pa.float32()},
+        {"number": pa.float64()},
+    ]
+    with pytest.raises(PlanError, match=r"'web': schema \{.*'only': 'float'\} there, \{.* here"):
+        one.save()
+
+
+def test_what_is_set_of_bad_lines_enters_the_order(sources: Path) -> None:
+    settings = config(sources, WEIGHTS, num_batches=8)
+    one = plan(settings).manifest
+    settings["datasets"]["web"]["max_line_bytes"] = "1MiB"
+    assert plan(settings).manifest.order_id == one.order_id
+    settings["datasets"]["web"]["on_bad_line"] = "skip"
+    assert plan(settings).manifest.order_id != one.order_id
+    assert "on_bad_line" not in one.document["datasets"][0]
 
 
 # The preview.

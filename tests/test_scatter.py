@@ -429,7 +429,7 @@ def test_steps_compose_and_tell_what_a_runner_lost(sources: Path) -> None:
                 | "ByTask" >> beam.GroupByKey()
                 | ServeRows(path)
                 | beam.Filter(
-                    lambda served: (2, 0) not in np.frombuffer(served[1][0], PLACE).tolist()
+                    lambda served: (2, 0) not in np.frombuffer(served[1][1][0], PLACE).tolist()
                 )
             )
             pieces | "ByRun" >> beam.GroupByKey() | AssembleShards(path) | PublishManifest(path)

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.shard import (
+    ColumnSizeError,
     Footer,
     Layout,
     ShardError,
     WriterOptions,
     check_shard,
+    one_chunk,
     open_shard,
     shard_name,
     shard_schema,
@@ -131,6 +133,44 @@ def test_provenance_columns_follow_the_payload_and_have_no_nulls() -> None:
     schema = shard_schema(table("a", 1).schema)
     assert schema.names == ["text", "tokens", "mix_batch", "mix_dataset", "mix_row", "mix_epoch"]
     assert not any(field.nullable for field in list(schema)[2:])
+
+
+def test_a_payload_column_named_like_provenance_is_refused() -> None:
+    with pytest.raises(ShardError, match=r"named 'mix_row'.*columns: \{my_mix_row: mix_row"):
+        shard_schema(pa.schema({"mix_row": pa.int64()}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "large"),
+    [
+        (pa.string(), "x" * 2**20, "large_string"),
+        (pa.binary(), b"x" * 2**20, "large_binary"),
+        (pa.list_(pa.int8()), [0] * 2**20, "large_list<element: int8>"),
+        (pa.struct([("a", pa.string())]), {"a": "x" * 2**20}, "struct<a: large_string>"),
+    ],
+)
+def test_what_one_array_cannot_hold_is_refused_before_a_file_follows_its_chunks(
+    tmp_path: Path, kind: pa.DataType, value: object, large: str
+) -> None:
+    one = pa.table({"n": [1], "x": pa.array([value], kind)})
+    rows = pa.concat_tables([one] * 2049)
+    with pytest.raises(ColumnSizeError) as caught:
+        write(tmp_path / "x", rows)
+    assert str(caught.value).startswith(f"column 'x' of type {kind} takes 2,148,")
+    assert "in 2,049 rows that are held together" in str(caught.value)
+    assert f"`schema: {{x: {large}}}` in a dataset, or set fewer" in str(caught.value)
+    fits = one_chunk(rows.slice(0, 3))
+    assert [column.num_chunks for column in fits.columns] == [1, 1]
+    assert fits == rows.slice(0, 3)
+
+
+def test_few_values_are_buffered_at_once_where_they_may_be_huge() -> None:
+    def values(kind: pa.DataType) -> int | None:
+        size: int | None = OPTIONS.for_writer(pa.schema({"x": kind}))["write_batch_size"]
+        return size
+
+    assert values(pa.string()) is None
+    assert values(pa.large_string()) == values(pa.struct([("a", pa.large_binary())])) == 16
 
 
 @given(st.integers(1, 10**12), st.integers(1, 1000), st.integers(1, 50), st.integers(0, 10**6))
