@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Literal
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from pyarrow import fs
 
+from .arrow_types import Missing
 from .errors import MixError
-from .formats import FileScan, format_of, known_suffixes
-from .schema import unify
+from .formats import Block, FileScan, ReadOptions, format_of, known_suffixes, stems
+from .schema import Source, taken, unify
 from .storage import Folder, in_threads, is_local, resolve, split_query
 
+STAGE = "_mix/stage"
 _SHOWN = 20
+_SAVED_NOTES = ("dataset_info.json", "state.json")
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -33,7 +40,8 @@ class SourceFile:
     ``path`` is as configured (relative ones start at the config's folder); ``first_row`` is the
     position in the dataset of the file's row 0, negative where the file begins before the rows
     that the dataset takes. So the file's row of dataset position p is ``p - first_row``.
-    ``group_rows`` are the rows of each row group.
+    ``group_rows`` are the rows of each row group, or of each of the ``blocks`` that stand for them
+    in other formats.
     """
 
     path: str
@@ -42,6 +50,7 @@ class SourceFile:
     first_row: int
     digest: str
     group_rows: tuple[int, ...]
+    blocks: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,9 @@ class Dataset:
 
     ``num_rows`` counts the items taken; ``rows`` are the first and the past-the-last row of the
     files that they are; ``columns`` maps our names to the source's; ``row_bytes`` is about what a
-    row takes in storage.
+    row takes in storage; ``schema`` are the types that top-level columns of the source are given;
+    ``bad_lines`` counts lines of its files that are left out; ``column_bytes`` are the parts of
+    ``row_bytes``, while planning.
     """
 
     name: str
@@ -59,6 +70,9 @@ class Dataset:
     rows: tuple[int, int]
     columns: Mapping[str, str] | None
     row_bytes: float = 0.0
+    schema: Mapping[str, pa.DataType] | None = None
+    bad_lines: int = 0
+    column_bytes: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
 
     def taken(self, file: SourceFile) -> tuple[int, int]:
         """First and past-the-last row that the dataset takes of one of its files; may be equal."""
@@ -70,22 +84,38 @@ class Dataset:
 class Catalog:
     """All datasets in configured order and the schema that their items share.
 
-    ``base`` is the folder that relative source paths start at.
+    ``base`` is the folder that relative source paths start at; ``stage`` is the folder
+    of a mix in which files that open only at their beginning may lie as Parquet too. ``dropped``
+    are columns that are left out, since not all sources have them; known while planning.
     """
 
     datasets: tuple[Dataset, ...]
     schema: pa.Schema
     base: str
+    stage: Folder | None = None
+    dropped: tuple[str, ...] = field(default=(), compare=False)
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
         """Place of each dataset in configured order."""
         return {dataset.name: place for place, dataset in enumerate(self.datasets)}
 
-    def source_columns(self, dataset: Dataset) -> list[str]:
-        """The source's names of the schema's columns, in the schema's order."""
+    def source_columns(self, dataset: Dataset) -> list[str | None]:
+        """The source's paths of the schema's columns, in the schema's order.
+
+        None is a column that the dataset does not take; nor does each of its files have all others.
+        """
         names: list[str] = self.schema.names
-        return [dataset.columns[name] for name in names] if dataset.columns else names
+        return [dataset.columns.get(name) for name in names] if dataset.columns else list(names)
+
+
+def staged_name(catalog: Catalog, dataset: Dataset, file: SourceFile) -> str:
+    """Where a file lies when staged: a name that stands for its content, blocks and types."""
+    sha256 = hashlib.sha256(catalog.schema.serialize())
+    reading = dict(dataset.schema or {}).items()
+    for part in (file.digest, file.blocks, catalog.source_columns(dataset), reading):
+        sha256.update(repr(part).encode())
+    return f"{STAGE}/{sha256.hexdigest()[:32]}.parquet"
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
@@ -117,6 +147,13 @@ def _is_data(relative: str) -> bool:
     return not relative.endswith(".crc") and not any(
         part.startswith((".", "_")) for part in relative.split("/")
     )
+
+
+def _data_alone(names: Iterable[str]) -> list[str]:
+    """The names without those of the notes that ``datasets`` leaves beside its Arrow files."""
+    found = [PurePosixPath(name) for name in names]
+    saved = {name.parent for name in found if name.suffix == ".arrow"}
+    return [str(n) for n in found if not (n.name in _SAVED_NOTES and n.parent in saved)]
 
 
 def _listing(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
@@ -212,7 +249,7 @@ def _expand(written: str, base: str) -> list[str]:
             )
         return [written]
     names = sorted(
-        (name for name in _listing(place.filesystem, place.root) if place.takes(name)),
+        _data_alone(name for name in _listing(place.filesystem, place.root) if place.takes(name)),
         key=lambda name: name.encode("utf-8", "surrogateescape"),
     )
     if not names:
@@ -250,7 +287,9 @@ def _files(dataset: str, paths: Sequence[str], base: str) -> list[str]:
         except (MixError, OSError, pa.ArrowException) as error:
             raise CatalogError(f"dataset {dataset!r}: {error}") from error
         for path in found:
-            full = os.path.realpath(resolve(path, base)[1]) if is_local(path) else path
+            place = resolve(path, base)[1]
+            scheme = path.partition("://")[0]
+            full = os.path.realpath(place) if is_local(path) else f"{scheme}://{place}"
             if full in seen:
                 other, by = seen[full]
                 same = "" if other == path else f" (it is the same file as {other})"
@@ -263,44 +302,36 @@ def _files(dataset: str, paths: Sequence[str], base: str) -> list[str]:
     return files
 
 
-def _scan(path: str, base: str) -> FileScan:
+def _scan(spec: DatasetSpec, path: str, base: str) -> FileScan:
     filesystem, full = resolve(path, base)
     module = format_of(full)
     assert module is not None  # _expand has refused all others
-    return module.scan(filesystem, full)
-
-
-def _select(schema: pa.Schema, columns: Mapping[str, str] | None, where: str) -> pa.Schema:
-    """The schema as renamed and projected by ``columns``.
-
-    Raises:
-        CatalogError: a column is not there, or two have one name.
-    """
-    doubled = sorted({name for name in schema.names if schema.names.count(name) > 1})
-    if doubled:
-        raise CatalogError(f"{where}: more than one column is named {doubled[0]!r}")
-    if columns is None:
-        return schema
-    for ours, theirs in columns.items():
-        if schema.get_field_index(theirs) < 0:
-            raise CatalogError(
-                f"{where}: no column {theirs!r} (asked for as {ours!r}); "
-                f"the file has {', '.join(schema.names)}"
-            )
-    return pa.schema([schema.field(theirs).with_name(ours) for ours, theirs in columns.items()])
+    options = ReadOptions(spec.schema or {}, spec.max_line_bytes, spec.on_bad_line == "skip")
+    return module.scan(filesystem, full, options)
 
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What a config says of a dataset's items: paths, rows taken, columns."""
+    """What a config says of a dataset's items: paths, rows taken, columns, and how to read them.
+
+    ``schema`` are the types that columns of the source are given; the last two are for lines.
+    """
 
     name: str
     paths: tuple[str, ...]
     rows: tuple[int, int | None] = (0, None)
     columns: Mapping[str, str] | None = None
+    schema: Mapping[str, pa.DataType] | None = None
+    max_line_bytes: int = 64 << 20
+    on_bad_line: Literal["error", "skip"] = "error"
 
 
-def scan_datasets(specs: Sequence[DatasetSpec], base: str, threads: int = 16) -> Catalog:
+def scan_datasets(
+    specs: Sequence[DatasetSpec],
+    base: str,
+    threads: int = 16,
+    missing_columns: Missing = "error",
+) -> Catalog:
     """Find and scan all files of all datasets, in parallel, and unify their schemas.
 
     Raises:
@@ -318,7 +349,7 @@ def scan_datasets(specs: Sequence[DatasetSpec], base: str, threads: int = 16) ->
     def scan(item: tuple[DatasetSpec, str]) -> FileScan | str:
         spec, path = item
         try:
-            return _scan(path, base)
+            return _scan(spec, path, base)
         except MixError as error:
             return f"dataset {spec.name!r}: {error}"
 
@@ -327,25 +358,53 @@ def scan_datasets(specs: Sequence[DatasetSpec], base: str, threads: int = 16) ->
     _raise_all(problems)
     by_dataset: dict[str, list[tuple[str, FileScan]]] = {spec.name: [] for spec in specs}
     # Thousands of files mostly share one schema, so each is looked at once a dataset.
-    schemas: dict[tuple[str, pa.Schema], tuple[str, pa.Schema]] = {}
+    schemas: dict[str, dict[pa.Schema, Source]] = {spec.name: {} for spec in specs}
     for (spec, path), found in zip(files, scans, strict=True):
         assert not isinstance(found, str)  # those were raised above
         by_dataset[spec.name].append((path, found))
-        if (spec.name, found.schema) not in schemas:
-            where = f"dataset {spec.name!r}, {path}"
-            selected = _select(found.schema, spec.columns, where)
-            schemas[spec.name, found.schema] = (where, selected)
+        where = f"dataset {spec.name!r}, {path}"
+        schemas[spec.name].setdefault(found.schema, Source(where, found.schema))
     datasets: list[Dataset] = []
+    sources: list[Source] = []
     for spec in specs:
+        asked = spec.columns, spec.schema, missing_columns
         try:
             datasets.append(_dataset(spec, by_dataset[spec.name]))
-        except CatalogError as error:
+            sources += taken(spec.name, list(schemas[spec.name].values()), *asked)
+        except MixError as error:
             problems.append(str(error))
     _raise_all(problems)
-    return Catalog(
-        datasets=tuple(datasets),
-        schema=unify(schemas.values()),
-        base=base,
+    schema = unify(sources, missing_columns)
+    names = dict.fromkeys(name for source in sources for name in source.schema.names)
+    dropped = tuple(name for name in names if name not in schema.names)
+    catalog = Catalog(tuple(datasets), schema, base, dropped=dropped)
+    sized = (_sized(catalog, dataset, by_dataset[dataset.name]) for dataset in datasets)
+    return replace(catalog, datasets=tuple(sized))
+
+
+def _sized(catalog: Catalog, dataset: Dataset, scans: Sequence[tuple[str, FileScan]]) -> Dataset:
+    """The dataset with about what each of its columns takes in storage."""
+    stored: Counter[str] = Counter()
+    for _, found in scans:
+        stored.update(found.column_bytes)
+    rows = sum(found.num_rows for _, found in scans)
+    paths = dict(zip(catalog.schema.names, catalog.source_columns(dataset), strict=True))
+    takers: dict[str, list[str]] = {}
+    for name, path in paths.items():
+        if path is not None:
+            takers.setdefault(path, []).append(name)
+    sizes: Counter[str] = Counter()
+    for column, size in stored.items():
+        for name in (name for stem in stems(column) for name in takers.get(stem, ())):
+            sizes[name] += size
+    # Where a format does not know more, all that a column lies in stands for it.
+    for path, names in takers.items():
+        around = [stored[stem] for stem in stems(path) if stem in stored]
+        sizes.update({name: around[-1] for name in names if around and name not in sizes})
+    return replace(
+        dataset,
+        row_bytes=round(sum(sizes.values()) / rows, 3),
+        column_bytes={name: size / rows for name, size in sizes.items()},
     )
 
 
@@ -367,7 +426,7 @@ def _dataset(spec: DatasetSpec, scans: Sequence[tuple[str, FileScan]]) -> Datase
             f"dataset {spec.name!r}: its {len(scans)} file(s) hold no rows, first {scans[0][0]}; "
             "remove the dataset, or give it data"
         )
-    if stop > total or start >= stop:
+    if start < 0 or stop > total or start >= stop:
         raise CatalogError(
             f"dataset {spec.name!r}: rows [{start}, {'null' if spec.rows[1] is None else stop}] "
             f"asked for, but its {len(scans)} file(s) hold {total} row(s); "
@@ -376,21 +435,23 @@ def _dataset(spec: DatasetSpec, scans: Sequence[tuple[str, FileScan]]) -> Datase
     files, first = [], -start
     for path, found in scans:
         files.append(
-            SourceFile(path, found.num_bytes, found.num_rows, first, found.digest, found.group_rows)
+            SourceFile(
+                path,
+                found.num_bytes,
+                found.num_rows,
+                first,
+                found.digest,
+                found.group_rows,
+                found.blocks,
+            )
         )
         first += found.num_rows
-    wanted = None if spec.columns is None else set(spec.columns.values())
-    stored = sum(
-        size
-        for _, found in scans
-        for name, size in found.column_bytes.items()
-        if wanted is None or name in wanted
-    )
     return Dataset(
         name=spec.name,
         files=tuple(files),
         num_rows=stop - start,
         rows=(start, stop),
         columns=spec.columns,
-        row_bytes=round(stored / total, 3),
+        schema=spec.schema,
+        bad_lines=sum(found.bad_lines for _, found in scans),
     )

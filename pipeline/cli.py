@@ -200,6 +200,9 @@ def _as_size(_: Any, __: Any, text: str | None) -> int | None:
     is_flag=True,
     help="Local paths mean the same folder on every worker of a remote runner.",
 )
+@click.option(
+    "--keep-stage", is_flag=True, help="Leave what compressed sources were staged as: see README."
+)
 @click.option("--quiet", is_flag=True, help="Show nothing but warnings and errors.")
 @click.argument("beam_options", nargs=-1, type=click.UNPROCESSED)
 def build(
@@ -210,6 +213,7 @@ def build(
     write_path: Literal["gather", "scatter"] | None,
     memory_limit: int | None,
     shared_filesystem: bool,
+    keep_stage: bool,
     quiet: bool,
     beam_options: tuple[str, ...],
 ) -> None:
@@ -237,6 +241,7 @@ def build(
             shared_filesystem=shared_filesystem,
             write_path=write_path,
             memory_limit=memory_limit,
+            keep_stage=keep_stage,
         ),
     )
     if not quiet:

@@ -12,22 +12,26 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from mixcore import Mixture, State, WeightedMixture
 
 from .errors import MixError
+from .formats import Block
 from .shard import Layout, ShardRecord, shard_name
 from .storage import Folder
 
-FORMAT_VERSION = "1.0"
+FORMAT_VERSION = "1.1"
 ALGORITHM_VERSION = 1
 MANIFEST = "manifest.json"
 PLAN = "_mix/plan.json"
 SCRATCH = "_mix/tmp"
 
 _STATES_PER_GROUP = 1024
+_MEND = "restore the file, or build with --overwrite"
 
 SOURCES_SCHEMA = pa.schema(
     [
@@ -38,6 +42,7 @@ SOURCES_SCHEMA = pa.schema(
         ("first_row", pa.int64()),
         ("digest", pa.string()),
         ("group_rows", pa.list_(pa.int64())),
+        ("blocks", pa.list_(pa.struct([(name, pa.int64()) for name in Block._fields]))),
     ]
 )
 SHARDS_SCHEMA = pa.schema(
@@ -73,8 +78,14 @@ def identity(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-DatasetIdentity = tuple[str, Mapping[str, str] | None, Sequence[int], Sequence[tuple[str, int]]]
-"""Of a dataset what its items depend on: name, columns, row range, (digest, rows) of each file."""
+READING = ("schema", "on_bad_line")
+"""Keys of a dataset's entry, there only where set, that say how its files are read."""
+
+DatasetIdentity = tuple[
+    str, Mapping[str, str] | None, Sequence[int], Sequence[tuple[str, int]], Mapping[str, Any]
+]
+"""Of a dataset what its items depend on: name, columns, row range, (digest, rows) of each file, and
+those of READING that are set."""
 
 
 def order_identity(settings: Mapping[str, Any], datasets: Iterable[DatasetIdentity]) -> str:
@@ -92,8 +103,9 @@ def order_identity(settings: Mapping[str, Any], datasets: Iterable[DatasetIdenti
                     "columns": columns and list(columns.items()),
                     "rows": rows,
                     "files": files,
+                    **reading,
                 }
-                for name, columns, rows, files in datasets
+                for name, columns, rows, files, reading in datasets
             ],
         }
     )
@@ -162,28 +174,32 @@ def shards_table(records: Iterable[ShardRecord]) -> Iterator[pa.RecordBatch]:
 
 def states_table(mixture: Mixture, boundaries: Iterable[int]) -> Iterator[pa.RecordBatch]:
     """The states table: a row a boundary, in batches of bounded size."""
+    if isinstance(mixture, WeightedMixture):
+        names = ["state_kind", "offsets", "remainder_carry"]
+        wide = mixture.allocation.arithmetic != "int64"
+        carry_type = pa.string() if wide else pa.int64()
+        for offsets, carries in mixture.state_arrays(boundaries, _STATES_PER_GROUP):
+            lists = [_lists(offsets, pa.int64()), _lists(carries, carry_type)]
+            yield pa.record_batch([_kind(mixture, len(offsets)), *lists], names=names)
+        return
     states = mixture.states(boundaries)
     while block := list(islice(states, _STATES_PER_GROUP)):
-        kind = pa.array([mixture.state_kind] * len(block))
-        if not isinstance(mixture, WeightedMixture):
-            texts = [json.dumps(state, sort_keys=True) for state in block]
-            yield pa.record_batch([kind, pa.array(texts)], names=["state_kind", "state"])
-            continue
-        wide = mixture.allocation.arithmetic != "int64"
-        carries: Any = [[state["remainder_carry"][n] for n in mixture.names] for state in block]
-        if wide:
-            carries = [[str(carry) for carry in row] for row in carries]
-        yield pa.record_batch(
-            [
-                kind,
-                pa.array(
-                    [[state["offsets"][n] for n in mixture.names] for state in block],
-                    pa.list_(pa.int64()),
-                ),
-                pa.array(carries, pa.list_(pa.string() if wide else pa.int64())),
-            ],
-            names=["state_kind", "offsets", "remainder_carry"],
-        )
+        texts = [json.dumps(state, sort_keys=True) for state in block]
+        columns = [_kind(mixture, len(block)), pa.array(texts)]
+        yield pa.record_batch(columns, names=["state_kind", "state"])
+
+
+def _kind(mixture: Mixture, rows: int) -> pa.Array:
+    return pa.array([mixture.state_kind] * rows)
+
+
+def _lists(rows: NDArray[Any], type_: pa.DataType) -> pa.Array:
+    """The rows of a matrix as lists, in a type that all its integers fit, or as decimal strings."""
+    values: Any = rows.reshape(-1)
+    if pa.types.is_string(type_):
+        values = list(map(str, values.tolist()))
+    ends = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(ends, pa.array(values, type_))
 
 
 def value_at(document: Any, *path: str | int) -> Any:
@@ -371,8 +387,7 @@ class Manifest:
     def _no_table(self, folder: Folder, kind: str, error: Exception) -> ManifestError:
         path = self.document["tables"][kind]["path"]
         return ManifestError(
-            f"{folder.root}/{path}: is no table of {kind}: {error!r:.200}; restore the file, or "
-            "build with --overwrite"
+            f"{folder.root}/{path}: is no table of {kind}: {error!r:.200}; {_MEND}"
         )
 
     def table_bytes(self, folder: Folder, kind: str) -> bytes:
@@ -386,15 +401,16 @@ class Manifest:
         entry = self.document["tables"][kind]
         try:
             data = folder.read(entry["path"])
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MixError) as error:
             raise ManifestError(
-                f"{folder.root}/{entry['path']}: cannot be read: {error}"
+                f"{folder.root}/{entry['path']}: cannot be read, as the manifest's table of {kind}: "
+                f"{error}; {_MEND}"
             ) from error
         found = hashlib.sha256(data).hexdigest()
         if found != entry["sha256"]:
             raise ManifestError(
                 f"{folder.root}/{entry['path']}: is damaged: sha256 {found[:16]}.., the manifest "
-                f"says {entry['sha256'][:16]}.."
+                f"says {entry['sha256'][:16]}..; {_MEND}"
             )
         return data
 

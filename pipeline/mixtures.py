@@ -18,7 +18,7 @@ from mixcore import (
     WeightedMixture,
 )
 
-from .manifest import Manifest, ManifestError, count_at, each_at, text_at, value_at
+from .manifest import MANIFEST, Manifest, ManifestError, count_at, each_at, text_at, value_at
 from .storage import Folder
 
 LENGTHS = "lengths"
@@ -81,13 +81,19 @@ def mixture_of(manifest: Manifest, folder: Folder) -> Mixture:
     kind = document["mixture"]["kind"]
     makers = {"weighted": _weighted, "frame_budget": _frame_budget, "reservoir": _reservoir}
     if kind not in makers:
-        raise ManifestError(f"mixture kind {kind!r} is not known here; install a newer mixshards")
+        raise ManifestError(
+            f"{folder.root}/{MANIFEST}: its mixture kind {kind!r} is not known here; install a "
+            "newer mixshards"
+        )
     try:
         return makers[kind](manifest, folder)
     except ManifestError:
         raise
     except (ValueError, LookupError, TypeError) as error:
-        raise ManifestError(f"the mixture of the manifest is damaged: {error}") from error
+        raise ManifestError(
+            f"{folder.root}/{MANIFEST}: its mixture is damaged: {error}; restore the file, or "
+            "build with --overwrite"
+        ) from error
 
 
 def _rows(document: Mapping[str, Any]) -> tuple[int, ...]:

@@ -14,9 +14,11 @@ from pyarrow import fs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .catalog import STAGE
 from .manifest import MANIFEST, SCRATCH
-from .plan import Plan
+from .planned import Plan
 from .shard import SHARDS
+from .stage import to_stage
 
 PLAIN_SECONDS = 10.0
 """How often a build that is not on a terminal says how far it is."""
@@ -25,8 +27,9 @@ PLAIN_SECONDS = 10.0
 class Watch:
     """While it is entered, shows shards, rows/s, bytes/s and time left on standard error.
 
-    A bar on a terminal; elsewhere a plain line every ``seconds``. ``overwrite`` says that a
-    finished mix that stands there is to be replaced.
+    Before the first shard, it shows how far sources have come that are staged first. A bar on a
+    terminal; elsewhere a plain line every ``seconds``. ``overwrite`` says that a finished mix that
+    stands there is to be replaced.
     """
 
     def __init__(self, plan: Plan, overwrite: bool = False, seconds: float = PLAIN_SECONDS) -> None:
@@ -35,6 +38,7 @@ class Watch:
         self._overwrite = overwrite
         self._seconds = seconds
         self._total = plan.layout.num_shards
+        self._to_stage = len(to_stage(plan.catalog))
         self._rows_per_shard = int(plan.manifest.document["num_rows"]) / self._total
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -76,6 +80,18 @@ class Watch:
             f"{each * self._rows_per_shard:,.0f} rows/s, {each * self._mean_bytes / 1e6:,.1f} MB/s"
         )
 
+    def _staging(self) -> str | None:
+        """How far staging has come, None before it and once it is over."""
+        if not self._to_stage or self._standing > (self._at_first or 0):
+            return None
+        with contextlib.suppress(OSError):
+            done = self._files(STAGE)
+            part = [info for info in self._files(SCRATCH) if info.path.endswith(".part")]
+            if done or part:
+                size = sum(info.size for info in [*done, *part]) / 1e6
+                return f"staged {len(done)}/{self._to_stage} compressed files, {size:,.1f} MB"
+        return None
+
     def _noted(self) -> set[tuple[str, Any]]:
         """The notes of this build's shards; a build of another plan may have left some."""
         notes = {
@@ -110,7 +126,7 @@ class Watch:
             while not self._done.is_set():
                 began = time.monotonic()
                 speed = self._look()
-                progress.update(task, completed=self._standing, speed=speed)
+                progress.update(task, completed=self._standing, speed=self._staging() or speed)
                 # Looking at a folder of a million shards takes a while: do it rarely then.
                 self._done.wait(max(0.5, 10 * (time.monotonic() - began)))
 
@@ -118,6 +134,10 @@ class Watch:
         self._look()
         while not self._done.wait(self._seconds):
             speed = self._look()
+            staging = self._staging()
+            if staging:
+                print(staging, file=sys.stderr, flush=True)
+                continue
             new = self._standing - (self._at_first or 0)
             left = ""
             if new:

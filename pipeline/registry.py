@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .catalog import Catalog, Dataset, SourceFile
-from .formats import SourceChangedError, SourceError, format_of
+from .catalog import Catalog, Dataset, SourceFile, staged_name
+from .formats import SourceChangedError, SourceError, format_of, parquet
 from .schema import conform
 from .storage import resolve
 
 # A dataset this small is decoded once and kept while its cursor is open.
 _KEPT_ROWS = 2048
 _KEPT_BYTES = 1 << 20
+_MAX_OFFSET = 2**31
 
 # What a cursor decodes at once: less costs more calls, more falls out of the processor's cache.
 _BATCH_BYTES = 2 << 20
@@ -37,17 +38,12 @@ def read_file(
     Raises:
         SourceError: the file is gone, damaged, or not the planned one.
     """
-    filesystem, path = resolve(file.path, catalog.base)
-    module = format_of(path)
-    assert module is not None  # the catalog holds no other files
-    columns = catalog.source_columns(dataset)
     where = f"dataset {dataset.name!r}, {file.path}"
-    batches = module.read_from(filesystem, path, file.digest, start, columns, batch_bytes)
     try:
-        for batch in batches:
-            batch = batch.slice(0, stop - start).select(columns)
+        for batch in _batches(catalog, dataset, file, start, batch_bytes, where):
+            batch = batch.slice(0, stop - start)
             if batch.num_rows:
-                yield conform(batch, catalog.schema, where)
+                yield batch
             start += batch.num_rows
             if start == stop:
                 return
@@ -57,6 +53,35 @@ def read_file(
         f"{where}: ended at row {start}, expected {file.num_rows} rows; plan again, or restore "
         "the file"
     )
+
+
+def _batches(
+    catalog: Catalog,
+    dataset: Dataset,
+    file: SourceFile,
+    start: int,
+    batch_bytes: int,
+    where: str,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one file from one on, under the catalog's schema."""
+    filesystem, path = resolve(file.path, catalog.base)
+    module = format_of(path)
+    assert module is not None  # the catalog holds no other files
+    if catalog.stage is not None and not module.opens_anywhere(path):
+        staged = staged_name(catalog, dataset, file)
+        if catalog.stage.size(staged) is not None:
+            place = catalog.stage.filesystem, catalog.stage.path(staged)
+            yield from parquet.read_staged(*place, start, catalog.schema, batch_bytes)
+            return
+    columns = catalog.source_columns(dataset)
+    asked = [
+        field.with_name(name)
+        for name, field in zip(columns, catalog.schema, strict=True)
+        if name is not None
+    ]
+    nested = dataset.columns is not None
+    for batch in module.read_from(filesystem, path, file, start, pa.schema(asked), batch_bytes):
+        yield conform(batch, columns, catalog.schema, where, dataset.schema, nested)
 
 
 class Cursor:
@@ -117,8 +142,13 @@ class Cursor:
         if self._kept is not None:
             if start + count <= rows:
                 return [self._kept.slice(start, count)]
-            return [self._kept.take(pa.array((start + np.arange(count)) % rows))]
-        pieces: list[pa.RecordBatch] = []
+            if self._kept.nbytes * (count // rows + 2) < _MAX_OFFSET:
+                return [self._kept.take(pa.array((start + np.arange(count)) % rows))]
+            # Take would not notice that 32-bit offsets overflow.
+            whole, rest = divmod(count - (rows - start), rows)
+            pieces = [self._kept.slice(start), *[self._kept] * whole, self._kept.slice(0, rest)]
+            return [piece for piece in pieces if piece.num_rows]
+        pieces = []
         while count:
             now = min(count, rows - start)
             pieces.extend(self._pieces(start, now))

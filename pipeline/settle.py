@@ -21,15 +21,11 @@ from mixcore.weighted import batches_filled, batches_until_seen, first_unfillabl
 
 from .catalog import Catalog
 from .config import Config, FrameBudgetConfig, ReservoirConfig, WeightedConfig
-from .errors import MixError
 from .lengths import scan_lengths, too_long
 from .mixtures import child_ranges, frame_budget, settings_of
+from .planned import PlanError
 
 _MOST_BATCHES = 10**8
-
-
-class PlanError(MixError):
-    """The mix that a config asks for cannot be made, or not there."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from .manifest import MANIFEST, SCRATCH, Manifest, ManifestError
-from .shard import Footer, ShardRecord, file_sha256, shard_name
+from .shard import SHARDS, Footer, ShardRecord, file_sha256, shard_name
 from .storage import Folder
 
 
@@ -32,6 +32,13 @@ class Standing:
                     self._finished = manifest.shards(folder)
             except ManifestError:
                 pass  # nothing is known then, and every shard is written again
+
+    def seem_all(self, num_shards: int) -> bool:
+        """Whether this is a finished mix of which no shard is gone."""
+        gone = {shard_name(shard) for shard in range(num_shards)} - {
+            f"{SHARDS}/{name}" for name in self._folder.names(SHARDS)
+        }
+        return len(self._finished) == num_shards and not gone
 
     def keep(self) -> None:
         """Put what the finished mix knows into the journal, so that its manifest can go."""

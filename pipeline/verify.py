@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import itertools
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -17,12 +21,14 @@ from .manifest import (
     FORMAT_VERSION,
     MANIFEST,
     PLAN,
+    READING,
     SOURCES_SCHEMA,
     Manifest,
     ManifestError,
     bytes_identity,
     exact,
     order_identity,
+    text_at,
 )
 from .mixtures import LENGTHS, mixture_of, order_settings
 from .shard import (
@@ -39,6 +45,9 @@ from .shard import (
     shard_name,
 )
 from .storage import Folder, in_threads
+
+if TYPE_CHECKING:
+    from .gather import RunWriter
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,9 @@ def verify(path: str | os.PathLike[str], sources: bool = False, threads: int = 2
 
     Checks tables and shards: that they are there, their sizes, digests, page checksums, row counts
     and schema, that nothing else lies among them, that the boundary states are the mixture's, and
-    that every row's provenance is what the mixture gives that place. With ``sources`` every shard
-    is also written anew from the source files, where these still lie as planned, and its digest
-    compared: that reads all there is.
+    that every row's provenance is what the mixture gives that place, and that the plan, where it
+    still lies there, says the same. With ``sources`` every shard is also written anew from the
+    source files, where these lie as planned, and its digest compared: that reads all there is.
 
     Raises:
         ManifestError: there is no finished mix, or its manifest cannot be read.
@@ -105,6 +114,8 @@ def verify(path: str | os.PathLike[str], sources: bool = False, threads: int = 2
     records = manifest.shards(folder)
     for found in in_threads(check.shard, records, threads):
         faults.extend(found)
+    if not faults:
+        faults.extend(_plan(folder, manifest))
     if sources:
         faults.extend(_against_sources(folder, records))
     return faults
@@ -155,16 +166,73 @@ def _counts(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
             )
 
 
+def _plan(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
+    """Where the plan that the mix was built by says otherwise; a mix may have come without it."""
+    try:
+        saved = json.loads(folder.read(PLAN))
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(saved["schema"])))
+        planned, _ = saved["manifest"], text_at(saved, "base")
+        columns = [field.name for field in [*schema, *PROVENANCE]]
+        if columns != [entry["name"] for entry in manifest.document["schema"]]:
+            raise ValueError(f"it has the columns {columns}")
+        found = {**manifest.document, "tables": dict(manifest.document["tables"])}
+        del found["tables"]["shards"], found["num_bytes"]  # known only once all is written
+        differing = [*_differing(planned, found, "")]
+    except FileNotFoundError:
+        return
+    except (
+        OSError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RecursionError,
+        pa.ArrowException,
+    ) as error:
+        yield Fault(PLAN, f"is no plan of this mix: {_told(error)}; build again, which mends it")
+        return
+    for path, there, here in differing[:1]:
+        yield Fault(
+            MANIFEST,
+            f"has {path} {here!r:.100}, but {PLAN}, by which it was built, has {there!r:.100}; "
+            "build again, which mends both",
+        )
+
+
+def _differing(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Key paths at which two JSON values differ, and what is there."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in {**a, **b}:
+            inner = f"{path}.{key}" if path else key
+            if key in a and key in b:
+                yield from _differing(a[key], b[key], inner)
+            else:
+                yield inner, a.get(key, "no such key"), b.get(key, "no such key")
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for place, pair in enumerate(zip(a, b, strict=True)):
+            yield from _differing(*pair, f"{path}[{place}]")
+    elif a != b or type(a) is not type(b):
+        yield path, a, b
+
+
 def _against_sources(folder: Folder, records: list[ShardRecord]) -> Iterator[Fault]:
     # Only this needs what building needs, so a trainer's install can do all the rest.
     from .gather import RunWriter
-    from .plan import Plan
+    from .planned import Plan
+    from .stage import staged
 
-    try:
-        writer = RunWriter(Plan.load(folder))
-    except Exception as error:  # whatever a damaged plan brings forth
-        yield Fault(PLAN, f"cannot be used to write the shards anew: {_told(error)}")
-        return
+    with contextlib.ExitStack() as stack:
+        try:
+            plan = Plan.load(folder)
+            catalog = stack.enter_context(staged(plan.catalog))
+            writer = RunWriter(replace(plan, catalog=catalog))
+        except Exception as error:  # whatever a damaged plan brings forth
+            yield Fault(PLAN, f"cannot be used to write the shards anew: {_told(error)}")
+            return
+        yield from _written_anew(writer, records)
+
+
+def _written_anew(writer: RunWriter, records: list[ShardRecord]) -> Iterator[Fault]:
+    """The shards that are not what their sources give."""
     failed: dict[str, list[int]] = {}
     shard = 0
     while shard < len(records):
@@ -212,7 +280,10 @@ def _sources(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
             if not whole or stop - start != int(entry["rows"]):
                 raise MixError(f"rows {start} to {stop} are asked of files that hold {ends[-1]}")
         except (MixError, LookupError, TypeError, ValueError) as error:
-            reason = f"dataset {entry['name']!r}: its files do not give its rows: {_told(error)}"
+            reason = (
+                f"dataset {entry['name']!r}: its files do not give its rows as the manifest has "
+            )
+            reason += f"them: {_told(error)}"
             yield Fault(name, reason)
 
 
@@ -231,6 +302,7 @@ def _identities(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
                     entry["columns"],
                     [int(row) for row in entry["row_range"]],
                     files[entry["name"]],
+                    {key: entry[key] for key in READING if key in entry},
                 )
                 for entry in document["datasets"]
             ],

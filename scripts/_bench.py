@@ -204,12 +204,17 @@ def sources(
     return folder, found
 
 
-def config(folder: Path, found: Mapping[str, Any], **settings: object) -> dict[str, Any]:
+def config(
+    folder: Path, found: Mapping[str, Any], form: str = "parquet", **settings: object
+) -> dict[str, Any]:
     """A mix of all rows of all datasets, once; it lacks an output."""
-    datasets = {
-        name: {"path": f"{folder}/{name}/*.parquet", "weight": rows}
+    datasets: dict[str, Any] = {
+        name: {"path": f"{folder}/{name}/*.{form}", "weight": rows}
         for name, rows in found["rows"].items()
     }
+    if "json" in form:
+        for entry in datasets.values():
+            entry["schema"] = {"tokens": "list<int32>"}
     return {"on_exhausted": "stop", "datasets": datasets, **settings}
 
 
@@ -282,6 +287,74 @@ def _generator() -> Callable[[Sequence[int], int, int], Any]:
     return generate
 
 
+def as_format(folder: Path, form: str) -> Path:
+    """The sources of a folder in another format (``jsonl``, ``jsonl.gz``, ``arrow``), beside it."""
+    target = folder.with_name(f"{folder.name}-{form}")
+    marker = target / _COMPLETE
+    if not marker.exists():
+        shutil.rmtree(target, ignore_errors=True)
+        print(f"making {target} ..", file=sys.stderr, flush=True)
+        in_process(partial(_convert, folder, target, form))
+        marker.write_text("{}")
+    for path in sorted(target.rglob(f"*.{form}")):
+        path.read_bytes()
+    return target
+
+
+def _convert(folder: Path, target: Path, form: str) -> None:
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in sorted(folder.rglob("*.parquet")):
+        made = target / path.relative_to(folder).with_suffix(f".{form}")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetFile(path) as parquet:
+            groups = map(parquet.read_row_group, range(parquet.num_row_groups))
+            if form == "arrow":
+                with pa.ipc.new_file(str(made), parquet.schema_arrow) as writer:
+                    for group in groups:
+                        writer.write_table(group, max_chunksize=1000)
+                continue
+            with gzip.open(made, "wb", 6) if form.endswith("gz") else open(made, "wb") as file:
+                for group in groups:
+                    file.writelines(f"{json.dumps(row)}\n".encode() for row in group.to_pylist())
+
+
+def _tables(path: str, schema: Any) -> Iterator[Any]:
+    """What a file holds, as pyarrow reads it with one thread: tables of about GROUP_ROWS rows."""
+    import pyarrow as pa
+    import pyarrow.json
+    import pyarrow.parquet as pq
+
+    if path.endswith(".parquet"):
+        with pq.ParquetFile(path) as parquet:
+            for group in range(parquet.num_row_groups):
+                yield parquet.read_row_group(group, use_threads=False)
+        return
+    with contextlib.ExitStack() as stack:
+        batches: Iterable[Any]
+        if path.endswith(".arrow"):
+            reader = pa.ipc.open_file(stack.enter_context(pa.OSFile(path)))
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            batches = pa.json.open_json(
+                stack.enter_context(pa.input_stream(path)),
+                pa.json.ReadOptions(use_threads=False, block_size=4 << 20),
+                pa.json.ParseOptions(schema),
+            )
+        held, rows = [], 0
+        for batch in batches:
+            held.append(batch)
+            rows += batch.num_rows
+            if rows >= GROUP_ROWS:
+                yield pa.Table.from_batches(held)
+                held, rows = [], 0
+        if held:
+            yield pa.Table.from_batches(held)
+
+
 def plain_copy(settings: Mapping[str, Any], files: Sequence[str], output: Path) -> Timed:
     """Copy rows with one thread, file after file, into files of about as many rows as a shard."""
     import pyarrow.parquet as pq
@@ -299,17 +372,15 @@ def plain_copy(settings: Mapping[str, Any], files: Sequence[str], output: Path) 
         rows = written = 0
         writer: pq.ParquetWriter | None = None
         for path in files:
-            with pq.ParquetFile(path) as parquet:
-                for group in range(parquet.num_row_groups):
-                    if writer is None or rows >= written * file_rows:
-                        if writer is not None:
-                            writer.close()
-                        target = output / f"copy-{written:04d}.parquet"
-                        writer = pq.ParquetWriter(target, schema, **options)
-                        written += 1
-                    table = parquet.read_row_group(group, use_threads=False)
-                    writer.write_table(table, row_group_size=group_rows)
-                    rows += table.num_rows
+            for table in _tables(path, schema):
+                if writer is None or rows >= written * file_rows:
+                    if writer is not None:
+                        writer.close()
+                    target = output / f"copy-{written:04d}.parquet"
+                    writer = pq.ParquetWriter(target, schema, **options)
+                    written += 1
+                writer.write_table(table.cast(schema), row_group_size=group_rows)
+                rows += table.num_rows
         if writer is not None:
             writer.close()
         return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,25 @@ def write_dataset(folder: Path, name: str, files: Sequence[int], row_group_size:
         pq.write_table(table(name, rows, first), path, row_group_size=row_group_size)
         first += rows
     return folder / name
+
+
+FORMS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow", "stream.arrow")
+"""Suffixes of the forms in which :func:`write_as` writes a table."""
+
+
+def write_as(path: Path, rows: pa.Table, form: str) -> None:
+    """Write a table in one of FORMS, a few rows a row group or record batch."""
+    if form == "parquet":
+        pq.write_table(rows, path, row_group_size=17)
+    elif form.endswith("arrow"):
+        make = pa.ipc.new_file if form == "arrow" else pa.ipc.new_stream
+        with make(str(path), rows.schema) as writer:
+            writer.write_table(rows, max_chunksize=17)
+    else:
+        text = "".join(f"{json.dumps(item)}\n" for item in rows.to_pylist()).encode()
+        codec = {"gz": "gzip", "zst": "zstd"}.get(form.rpartition(".")[2])
+        data = pa.compress(text, codec=codec, asbytes=True) if codec else text
+        path.write_bytes(data)
 
 
 def write_sources(folder: Path, **datasets: Sequence[int]) -> dict[str, Path]:

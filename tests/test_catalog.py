@@ -15,6 +15,7 @@ import pytest
 from pyarrow import fs
 
 from pipeline.catalog import Catalog, CatalogError, DatasetSpec, scan_datasets
+from pipeline.formats import ReadOptions
 from pipeline.formats.parquet import scan
 from pipeline.schema import SchemaError
 
@@ -416,7 +417,7 @@ def files_of(folder: Path, *sizes: int) -> None:
 def test_a_file_is_recorded_as_it_was_scanned(tmp_path):
     path = put(tmp_path / "data/a.parquet", 7)
     file = catalog(tmp_path, "data").datasets[0].files[0]
-    expected = scan(fs.LocalFileSystem(), str(path))
+    expected = scan(fs.LocalFileSystem(), str(path), ReadOptions())
     assert (file.num_rows, file.num_bytes, file.digest, file.first_row) == (
         7,
         os.path.getsize(path),

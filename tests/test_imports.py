@@ -34,6 +34,13 @@ def test_verify_loads_nothing_that_only_building_needs() -> None:
     assert not {name.split(".")[0] for name in loaded_by("pipeline.verify")} & HEAVY
 
 
+def test_a_worker_loads_nothing_that_only_planning_needs() -> None:
+    loaded = loaded_by("pipeline.transforms")
+    assert "apache_beam" in loaded
+    assert not {name.split(".")[0] for name in loaded} & {"pydantic", "ruamel", "click", "rich"}
+    assert not loaded & {"pipeline.config", "pipeline.plan", "pipeline.cli"}
+
+
 def test_core_loads_numpy_and_the_standard_library_only() -> None:
     loaded = {name.split(".")[0] for name in loaded_by("mixcore")}
     assert "numpy" in loaded

@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from pipeline.formats import SourceChangedError, SourceError, format_of, known_suffixes
+from pipeline.formats import (
+    FileScan,
+    ReadOptions,
+    SourceChangedError,
+    SourceError,
+    format_of,
+    known_suffixes,
+)
 from pipeline.formats import parquet as module
 
 from .mixes import table
@@ -24,6 +31,7 @@ from .mixes import table
 DISK = fs.LocalFileSystem()
 ROWS = 60
 SCHEMA = table("a", 1).schema
+NOTHING = FileScan(0, 0, "", pa.schema([]), {}, ())
 
 
 def write(path: Path, rows: pa.Table, group: int = 10, **options: Any) -> str:
@@ -32,7 +40,7 @@ def write(path: Path, rows: pa.Table, group: int = 10, **options: Any) -> str:
 
 
 def scan(path: str | Path) -> Any:
-    return module.scan(DISK, str(path))
+    return module.scan(DISK, str(path), ReadOptions())
 
 
 def read(
@@ -40,12 +48,17 @@ def read(
     row: int = 0,
     columns: Sequence[str] | None = None,
     batch_bytes: int = 1 << 20,
-    digest: str | None = None,
+    planned: FileScan | None = None,
 ) -> list[pa.RecordBatch]:
     found = scan(path)
     names = found.schema.names if columns is None else columns
-    wanted = digest or found.digest
-    return list(module.read_from(DISK, str(path), wanted, row, names, batch_bytes))
+    return list(
+        module.read_from(DISK, str(path), planned or found, row, asked(*names), batch_bytes)
+    )
+
+
+def asked(*names: str) -> pa.Schema:
+    return pa.schema([(name, pa.null()) for name in names])
 
 
 def chunk_ranges(path: str, group: int, column: str | None = None) -> list[tuple[int, int]]:
@@ -120,14 +133,15 @@ def test_a_scan_tells_rows_schema_and_stored_sizes(tmp_path):
     for name in ("text", "tokens"):
         ranges = [r for group in range(9) for r in chunk_ranges(path, group, name)]
         stored = sum(stop - start for start, stop in ranges)
-        assert found.column_bytes[name] == pytest.approx(stored, rel=0.2)
+        leaf = {"text": "text", "tokens": "tokens.list.element"}[name]
+        assert found.column_bytes[leaf] == pytest.approx(stored, rel=0.2)
 
 
-def test_a_struct_counts_as_one_column_and_a_dotted_name_as_itself(tmp_path):
+def test_every_leaf_of_a_struct_is_counted_and_a_dotted_name_as_itself(tmp_path):
     rows = pa.table({"s": [{"a": 1, "b": "x"}] * 50, "dotted.name": list(range(50))})
     path = write(tmp_path / "a.parquet", rows, group=50)
     found = scan(path)
-    assert sorted(found.column_bytes) == ["dotted.name", "s"]
+    assert sorted(found.column_bytes) == ["dotted.name", "s.a", "s.b"]
     stored = sum(stop - start for start, stop in chunk_ranges(path, 0))
     assert sum(found.column_bytes.values()) == stored
     assert pa.Table.from_batches(read(path)) == rows
@@ -213,7 +227,7 @@ def test_opening_near_the_end_of_a_large_file_reads_little_of_it(tmp_path):
         return int(Path("/proc/self/io").read_text().split()[1])
 
     before = bytes_read()
-    for _ in module.read_from(DISK, path, found.digest, 390_000, ["x"], 1 << 20):
+    for _ in module.read_from(DISK, path, found, 390_000, asked("x"), 1 << 20):
         pass
     assert bytes_read() - before < 0.15 * found.num_bytes
 
@@ -266,7 +280,7 @@ def test_the_file_is_open_only_while_rows_are_read(tmp_path):
             os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
         ]
 
-    batches = module.read_from(DISK, path, scan(path).digest, 0, ["text"], 100)
+    batches = module.read_from(DISK, path, scan(path), 0, asked("text"), 100)
     assert not is_open()
     next(batches)
     assert is_open()
@@ -281,11 +295,11 @@ def test_the_file_is_open_only_while_rows_are_read(tmp_path):
 
 def test_a_changed_file_is_named_with_both_digests_and_the_way_out(tmp_path):
     path = write(tmp_path / "a.parquet", table("a", 30))
-    planned = scan(path).digest
+    planned = scan(path)
     write(tmp_path / "a.parquet", table("b", 30))
-    said = message(lambda: read(path, digest=planned), SourceChangedError)
+    said = message(lambda: read(path, planned=planned), SourceChangedError)
     assert said == (
-        f"{path}: has changed since it was planned: expected digest {planned[:16]}.., "
+        f"{path}: has changed since it was planned: expected digest {planned.digest[:16]}.., "
         f"found {scan(path).digest[:16]}..; plan again, or restore the file"
     )
 
@@ -294,7 +308,7 @@ def test_a_missing_file_is_named(tmp_path):
     path = tmp_path / "gone.parquet"
     assert message(lambda: scan(path)) == f"{path}: no such file"
     assert (
-        message(lambda: list(module.read_from(DISK, str(path), "", 0, ["x"], 1)))
+        message(lambda: list(module.read_from(DISK, str(path), NOTHING, 0, asked("x"), 1)))
         == f"{path}: no such file"
     )
 
@@ -355,3 +369,15 @@ def test_parquet_files_are_known_by_their_names(name):
 def test_other_names_are_not_parquet(name):
     assert format_of(name) is not module
     assert ".parquet, .pq" in known_suffixes()
+
+
+def test_of_a_nested_column_only_the_leaf_that_is_asked_for_is_decoded(tmp_path):
+    rows = pa.table({"s": [{"a": {"x": i, "y": "t" * 100}, "b": [i]} for i in range(20)]})
+    path = write(tmp_path / "a.parquet", rows)
+    for column, kind in (("s.a.x", "struct<a: struct<x: int64>>"), ("s.b", "b: list<element: i")):
+        (batch, *_) = read(path, columns=[column])
+        assert kind in str(batch.schema.field("s").type)
+        assert "y" not in str(batch.schema.field("s").type)
+    (batch, *_) = read(path, columns=["nothing"])
+    assert batch.num_columns == 0
+    assert batch.num_rows > 0

@@ -4,53 +4,63 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from . import FileScan, SourceChangedError, SourceError
+from . import FileScan, Known, ReadOptions, SourceError, changed, stems
 
 SUFFIXES: tuple[str, ...] = (".parquet", ".pq")
 
 # A default reader holds as much as a row group; with a small buffer it holds a few pages.
 _BUFFER_BYTES = 64 << 10
+# A file's end is read in one go, as far as its footer is likely to reach.
+_TAIL_BYTES = 64 << 10
+# A store's requests are slow: from there so many decoded batches' worth of bytes come at a time.
+_FETCH_BATCHES = 4
 _MAX_BATCH_ROWS = 8192
 
 
-def _digest(file: pa.NativeFile, path: str) -> str:
-    """Sha256 of the footer and the size: what a file's rows, pages and statistics hang on.
+def _footer(file: pa.NativeFile, path: str) -> tuple[pq.FileMetaData, str]:
+    """The footer, and the sha256 of it and the size: what rows, pages and statistics hang on.
 
     Raises:
         SourceError: the file does not end as a Parquet file does.
     """
     size = file.size()
-    tail = file.read_at(8, max(0, size - 8))
-    if size < 12 or bytes(tail[4:]) != b"PAR1":
+    tail = file.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+    if size < 12 or bytes(tail[-4:]) != b"PAR1":
         found = "is empty" if size == 0 else f"ends with {bytes(tail[-4:])!r} after {size} bytes"
         raise SourceError(
             f"{path}: expected a Parquet file (its last bytes are b'PAR1'), but it {found}; "
             "it may be truncated or another format"
         )
-    length = int.from_bytes(tail[:4], "little")
+    length = int.from_bytes(tail[-8:-4], "little")
     if length > size - 12:
         raise SourceError(f"{path}: footer claims {length} bytes in a file of {size}; truncated?")
-    footer = file.read_at(length, size - 8 - length)
-    return hashlib.sha256(footer + size.to_bytes(8, "little")).hexdigest()
+    if length > len(tail) - 8:
+        tail = file.read_at(length + 8, size - 8 - length)
+    digest = hashlib.sha256(tail[-8 - length : -8] + size.to_bytes(8, "little")).hexdigest()
+    return pq.read_metadata(pa.BufferReader(tail)), digest
 
 
 @contextlib.contextmanager
-def _opened(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[pq.ParquetFile, str, int]]:
+def _opened(
+    filesystem: fs.FileSystem, path: str, batch_bytes: int = 0
+) -> Iterator[tuple[pq.ParquetFile, str, int]]:
     """The open file, its digest and its size in bytes."""
     try:
         with filesystem.open_input_file(path) as file:
-            digest = _digest(file, path)
+            metadata, digest = _footer(file, path)
+            buffer_bytes, whole = _fetch(metadata, filesystem.type_name == "local", batch_bytes)
             parquet = pq.ParquetFile(
                 file,
-                buffer_size=_BUFFER_BYTES,
-                pre_buffer=False,
+                metadata=metadata,
+                buffer_size=buffer_bytes,
+                pre_buffer=whole,
                 page_checksum_verification=True,
             )
             yield parquet, digest, file.size()
@@ -60,38 +70,46 @@ def _opened(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[pq.ParquetFi
         raise SourceError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def _columns(
-    group: pq.RowGroupMetaData, schema: pa.Schema
-) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
-    """The leaf columns of a row group, each with the name of its top-level column."""
-    names = set(schema.names)
-    for index in range(group.num_columns):
-        column = group.column(index)
-        path = column.path_in_schema
-        yield path if path in names else path.split(".")[0], column
+def _fetch(metadata: pq.FileMetaData, local: bool, batch_bytes: int) -> tuple[int, bool]:
+    """How many bytes of a column are read at a time, or whether row groups are read as a whole."""
+    if local:
+        return _BUFFER_BYTES, False
+    bound = _FETCH_BATCHES * batch_bytes
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    whole = max((group.total_byte_size for group in groups), default=0) <= bound
+    return max(_BUFFER_BYTES, bound // max(1, metadata.num_columns)), whole
 
 
-def scan(filesystem: fs.FileSystem, path: str) -> FileScan:
+def _columns(group: pq.RowGroupMetaData) -> Iterator[pq.ColumnChunkMetaData]:
+    """The leaf columns of a row group."""
+    return map(group.column, range(group.num_columns))
+
+
+def opens_anywhere(path: str) -> bool:
+    """Always."""
+    return True
+
+
+def scan(filesystem: fs.FileSystem, path: str, options: ReadOptions) -> FileScan:
     """Rows, schema and stored column sizes, all from the footer.
 
     Raises:
         SourceError: the file is missing, truncated or no Parquet.
     """
     with _opened(filesystem, path) as (parquet, digest, size):
-        metadata, schema = parquet.metadata, parquet.schema_arrow
+        metadata = parquet.metadata
         column_bytes: dict[str, int] = {}
         # One row group stands for all: walking every one of a wide file costs more than it tells.
         if metadata.num_row_groups:
             group = metadata.row_group(0)
             scale = metadata.num_rows / max(1, group.num_rows)
-            for name, column in _columns(group, schema):
-                stored = int(column.total_compressed_size * scale)
-                column_bytes[name] = column_bytes.get(name, 0) + stored
+            for column in _columns(group):
+                column_bytes[column.path_in_schema] = int(column.total_compressed_size * scale)
         return FileScan(
             num_rows=metadata.num_rows,
             num_bytes=size,
             digest=digest,
-            schema=schema.remove_metadata(),
+            schema=parquet.schema_arrow.remove_metadata(),
             column_bytes=column_bytes,
             group_rows=tuple(
                 metadata.row_group(place).num_rows for place in range(metadata.num_row_groups)
@@ -102,9 +120,9 @@ def scan(filesystem: fs.FileSystem, path: str) -> FileScan:
 def read_from(
     filesystem: fs.FileSystem,
     path: str,
-    digest: str,
+    known: Known,
     row: int,
-    columns: Sequence[str],
+    columns: pa.Schema,
     batch_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
     """Record batches from a row on; row groups that lie wholly before it are not read.
@@ -113,36 +131,53 @@ def read_from(
         SourceChangedError: the footer or the size is not what the digest was taken of.
         SourceError: the file cannot be read or a page is damaged.
     """
-    with _opened(filesystem, path) as (parquet, found, _):
-        if found != digest:
-            raise SourceChangedError(
-                f"{path}: has changed since it was planned: expected digest {digest[:16]}.., "
-                f"found {found[:16]}..; plan again, or restore the file"
-            )
-        metadata = parquet.metadata
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        stops = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
-        first = int(np.searchsorted(stops, row, side="right"))
-        if first == len(groups):
-            return
-        skip = row - int(stops[first] - groups[first].num_rows)
-        row_bytes = max(g.total_byte_size / max(1, g.num_rows) for g in groups[first:])
-        sizes = [
-            (name in columns, column.total_uncompressed_size)
-            for name, column in _columns(groups[first], parquet.schema_arrow)
-        ]
-        row_bytes *= sum(size for asked, size in sizes if asked) / max(1, sum(s for _, s in sizes))
-        for group in range(first, len(groups)):
-            # A group at a time: Arrow cannot join nested dictionaries of two of them.
-            batches = parquet.iter_batches(
-                batch_size=int(min(_MAX_BATCH_ROWS, max(1, batch_bytes / max(1.0, row_bytes)))),
-                row_groups=[group],
-                columns=list(dict.fromkeys(columns)),
-                use_threads=False,
-            )
-            for batch in batches:
-                if skip >= batch.num_rows:
-                    skip -= batch.num_rows
-                    continue
-                yield batch.slice(skip)
-                skip = 0
+    with _opened(filesystem, path, batch_bytes) as (parquet, found, _):
+        if found != known.digest:
+            raise changed(path, "digest", f"{known.digest[:16]}..", f"{found[:16]}..")
+        yield from _rows_from(parquet, row, columns, batch_bytes)
+
+
+def read_staged(
+    filesystem: fs.FileSystem, path: str, row: int, columns: pa.Schema, batch_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Record batches from a row on of a file of ours, whose name stands for what is in it.
+
+    Raises:
+        SourceError: the file cannot be read or a page is damaged.
+    """
+    with _opened(filesystem, path, batch_bytes) as (parquet, _, _):
+        yield from _rows_from(parquet, row, columns, batch_bytes)
+
+
+def _rows_from(
+    parquet: pq.ParquetFile, row: int, columns: pa.Schema, batch_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Record batches of an open file from a row on, as :func:`read_from`."""
+    metadata = parquet.metadata
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    stops = np.cumsum([group.num_rows for group in groups], dtype=np.int64)
+    first = int(np.searchsorted(stops, row, side="right"))
+    if first == len(groups):
+        return
+    skip = row - int(stops[first] - groups[first].num_rows)
+    row_bytes = max(g.total_byte_size / max(1, g.num_rows) for g in groups[first:])
+    asked = set(columns.names)
+    sizes = [
+        (not asked.isdisjoint(stems(column.path_in_schema)), column.total_uncompressed_size)
+        for column in _columns(groups[first])
+    ]
+    row_bytes *= sum(size for taken, size in sizes if taken) / max(1, sum(s for _, s in sizes))
+    for group in range(first, len(groups)):
+        # A group at a time: Arrow cannot join nested dictionaries of two of them.
+        batches = parquet.iter_batches(
+            batch_size=int(min(_MAX_BATCH_ROWS, max(1, batch_bytes / max(1.0, row_bytes)))),
+            row_groups=[group],
+            columns=list(dict.fromkeys(columns.names)),
+            use_threads=False,
+        )
+        for batch in batches:
+            if skip >= batch.num_rows:
+                skip -= batch.num_rows
+                continue
+            yield batch.slice(skip)
+            skip = 0
