@@ -233,8 +233,27 @@ class Allocation:
 
         Repeats are allowed; a number that is negative or falls is a ValueError.
         """
+        return (
+            (tuple(offsets), tuple(carry))
+            for block in self.boundary_arrays(boundaries)
+            for offsets, carry in zip(*(part.tolist() for part in block), strict=True)
+        )
+
+    def boundary_arrays(
+        self, boundaries: Iterable[int], size: int = 1024
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """``boundary_states`` as arrays of shape (boundaries, datasets), ``size`` boundaries each.
+
+        Of int64, or of plain integers where "exact" arithmetic or offsets past 2**63 ask for it.
+        """
         at = checked_boundaries(boundaries)
-        return ((offsets, self._carry_at(n, offsets)) for n, offsets in self._offsets_at(at))
+        fits = self.arithmetic == "int64" and (not at or at[-1] * self.batch_size < _INT64_END)
+        dtype = np.dtype(np.int64 if fits else object)
+        parts = (np.array(at[i : i + size], dtype) for i in range(0, len(at), size))
+        # A table of a whole period is not made for a mix that is shorter.
+        tabled = self._tabled and bool(at) and (self._table is not None or at[-1] >= self.period)
+        offsets = self._tabled_offsets(parts) if tabled else self._scanned_offsets(parts, dtype)
+        return ((part, self._carries(n, part)) for n, part in offsets)
 
     def first_reaching(self, targets: Sequence[int], limit: int | None = None) -> list[int | None]:
         """The batch during which each dataset's offset reaches its target.
@@ -303,22 +322,37 @@ class Allocation:
     def _offsets_around(self, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.offsets(n), self.offsets(n + 1)
 
-    def _offsets_at(self, at: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        # A table of a whole period is not made for a mix that is shorter.
-        if self._table is not None or (self._tabled and at and at[-1] >= self.period):
-            yield from ((n, self.offsets(n)) for n in at)
-            return
-        offsets, done = self._zeros, 0
-        while done < len(at) and at[done] == 0:
-            yield 0, offsets
-            done += 1
-        for first, counts in self.blocks(at[-1] if at else 0):
-            given = np.cumsum(counts, axis=0, out=counts)
-            while done < len(at) and at[done] <= first + len(given):
-                row = given[at[done] - first - 1].tolist()
-                yield at[done], tuple(map(operator.add, offsets, row))
-                done += 1
-            offsets = tuple(map(operator.add, offsets, given[-1].tolist()))
+    def _carries(self, n: NDArray[Any], offsets: NDArray[Any]) -> NDArray[Any]:
+        """``_carry_at`` of many batches; in int64 the terms may wrap, the carries do not."""
+        base, remainders = (np.array(part, n.dtype) for part in (self._base, self._remainders))
+        carries: NDArray[Any] = n[:, None] * remainders
+        carries -= (offsets - n[:, None] * base) * self.total
+        return carries
+
+    def _tabled_offsets(
+        self, parts: Iterable[NDArray[Any]]
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        table = self._prefix_table()
+        for n in parts:
+            whole = (n // self.period)[:, None] * table[-1].astype(n.dtype)
+            yield n, whole + table[(n % self.period).astype(np.int64)]
+
+    def _scanned_offsets(
+        self, parts: Iterable[NDArray[Any]], dtype: np.dtype[Any]
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        before, carry = np.zeros(len(self.names), dtype), self._zeros
+        done = 0
+        for n in parts:
+            offsets = np.empty((len(n), len(self.names)), dtype)
+            offsets[:] = before
+            for first, counts in self.blocks(int(n[-1]) - done, carry):
+                given = np.cumsum(counts, axis=0, out=counts)
+                here = slice(*np.searchsorted(n, (done + first + 1, done + first + len(given) + 1)))
+                offsets[here] = before + given[(n[here] - (done + first + 1)).astype(np.int64)]
+                before = before + given[-1]
+            done = int(n[-1])
+            carry = self._carry_at(done, before.tolist())
+            yield n, offsets
 
     def _prefix_table(self) -> NDArray[np.int64]:
         """Offsets before each batch of a period, and after its last."""

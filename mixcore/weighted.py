@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .allocation import Allocation, as_integer
 from .mixture import RowMap, State
@@ -62,11 +63,21 @@ class WeightedMixture:
 
         Raises ValueError for a number that falls, is negative or lies past ``num_batches``.
         """
+        return (
+            _state(self.names, offsets, carry)
+            for block in self.state_arrays(boundaries)
+            for offsets, carry in zip(*(part.tolist() for part in block), strict=True)
+        )
+
+    def state_arrays(
+        self, boundaries: Iterable[int], size: int = 1024
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Offsets and carries of ``states``, as ``Allocation.boundary_arrays`` gives them."""
         at = list(boundaries)
-        states = self.allocation.boundary_states(at)
+        arrays = self.allocation.boundary_arrays(at, size)
         if at and at[-1] > self.num_batches:
             raise ValueError(f"boundary {at[-1]} is past the mixture's {self.num_batches} batches")
-        return (_state(self.names, offsets, carry) for offsets, carry in states)
+        return arrays
 
     def rows(self, state: State, num_batches: int) -> RowMap:
         """The row map of the next ``num_batches`` batches from ``state``.

@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import importlib
 import itertools
 import os
 import re
 import shutil
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NoReturn
@@ -34,7 +36,7 @@ from .commit import commit
 from .errors import MixError
 from .gather import RunWriter
 from .manifest import SCRATCH, Manifest
-from .plan import Plan, WritePath
+from .planned import Plan, WritePath
 from .scatter import (
     MAX_SHARD_BYTES,
     PLACE,
@@ -50,7 +52,9 @@ from .scatter import (
     side_by_side,
     write_shards,
 )
-from .shard import ShardRecord
+from .shard import ShardRecord, shard_name
+from .stage import stage_file, to_stage, unstage
+from .standing import Standing
 from .storage import Folder, is_local
 from .writing import BuildError, ShardWriter
 
@@ -58,10 +62,13 @@ Run = tuple[int, int]
 """Consecutive shards (first, past the last) that one thread writes in one go."""
 Span = tuple[int, int, int]
 """Consecutive shards that one worker writes, and how many of them make a run."""
-RunRecord = tuple[ShardRecord, ...]
-"""The shards of a run, as written or found standing."""
+Sealed = tuple[int, Any]
+"""What goes through the runner, after a check sum of it."""
+RunRecord = tuple[int, tuple[ShardRecord, ...]]
+"""The shards of a run, as written or found standing; sealed."""
 
 LOCAL_RUNNERS = ("FnApiRunner", "DirectRunner")
+_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 # Between steps the in-process runner holds grouped data as values, as a stream that grows, as a
 # message and as values again: more than five times as much as there is, as measured.
@@ -71,6 +78,8 @@ _MESSAGE_BYTES = 3 << 29
 # What a remote runner's worker takes at a time: shards to write, row groups to serve.
 _REMOTE_RUN = 8
 _TASK_GROUPS = 8
+# What a pipeline begins with travels in its job request, which may take 10 MiB at most.
+_MOST_RANGES = 256
 
 
 def crews_of(threads: int) -> int:
@@ -89,9 +98,9 @@ def runs_of(span: Span) -> Iterator[Run]:
         yield at, min(at + size, stop)
 
 
-def _spans(_: bytes, start: int, stop: int, width: int, size: int) -> Iterator[Span]:
-    for at in range(start, stop, width):
-        yield at, min(at + width, stop), size
+def _spans(shards: Run, width: int, size: int) -> Iterator[Span]:
+    for at in range(shards[0], shards[1], width):
+        yield at, min(at + width, shards[1]), size
 
 
 class SpansOfShards(beam.PTransform):
@@ -111,12 +120,15 @@ class SpansOfShards(beam.PTransform):
         self.first_shard = first_shard
 
     def expand(self, root: Any) -> Any:
-        shards = (self.first_shard, self.first_shard + self.num_shards)
+        # Some runners keep to the partitions of what a pipeline begins with: so there are many.
+        width = -(-self.num_shards // (self.span_shards * _MOST_RANGES)) * self.span_shards
+        stop = self.first_shard + self.num_shards
+        ranges = [(at, min(at + width, stop)) for at in range(self.first_shard, stop, width)]
         sizes = (self.span_shards, self.run_shards)
         spans = (
             root
-            | "Begin" >> beam.Impulse()  # b""
-            | "Spans" >> beam.FlatMap(_spans, *shards, *sizes).with_output_types(Span)
+            | "Begin" >> beam.Create(ranges, reshuffle=False)  # (first, past the last)
+            | "Spans" >> beam.FlatMap(_spans, *sizes).with_output_types(Span)
         )
         # A single span has nobody to be spread to, and the step would cost a tenth of a second.
         return spans | "Spread" >> beam.Reshuffle() if self.num_shards > self.span_shards else spans
@@ -170,7 +182,8 @@ class ScatterShards(beam.PTransform):
 class RequestRows(beam.PTransform):
     """Spans to (task, (run, request)): which source rows a run's shards need, by row group.
 
-    A request is an array of ``REQUEST`` as bytes; for a shard that stands already it is its record.
+    A request is an array of ``REQUEST`` as bytes, or the record of a shard that stands already;
+    sealed, as pieces are.
     """
 
     def __init__(self, path: str, task_groups: int, threads: int = 1) -> None:
@@ -178,7 +191,7 @@ class RequestRows(beam.PTransform):
         self.request = _RequestRows(path, task_groups, threads)
 
     def expand(self, spans: Any) -> Any:
-        return spans | beam.ParDo(self.request).with_output_types(tuple[int, tuple[Run, Any]])
+        return spans | beam.ParDo(self.request).with_output_types(tuple[int, tuple[Run, Sealed]])
 
 
 class ServeRows(beam.PTransform):
@@ -189,7 +202,7 @@ class ServeRows(beam.PTransform):
         self.serve = _ServeRows(path, threads, spill)
 
     def expand(self, requests: Any) -> Any:
-        return requests | beam.ParDo(self.serve).with_output_types(tuple[Run, Any])
+        return requests | beam.ParDo(self.serve).with_output_types(tuple[Run, Sealed])
 
 
 class AssembleShards(beam.PTransform):
@@ -217,6 +230,24 @@ class PublishManifest(beam.PTransform):
             | "Gather" >> beam.GroupByKey()  # (0, [run record, ..])
             | "Commit" >> beam.Map(_commit, path=self.path).with_output_types(int)
         )
+
+
+class StageSources(beam.PTransform):
+    """From the pipeline's root: stages sources that open only at their beginning; their numbers.
+
+    ``num_files`` in all, of the plan that is saved at ``path``; ``span_files`` are what one worker
+    takes at a time, and ``threads`` of it share them.
+    """
+
+    def __init__(self, path: str, num_files: int, span_files: int, threads: int = 1) -> None:
+        super().__init__()
+        self.path = path
+        self.spans = SpansOfShards(num_files, span_files, 1)
+        self.threads = threads
+
+    def expand(self, root: Any) -> Any:
+        stage = _StageFiles(self.path, self.threads)
+        return root | "Spans" >> self.spans | "Stage" >> beam.ParDo(stage).with_output_types(int)
 
 
 class BuildMix(beam.PTransform):
@@ -269,7 +300,26 @@ class _WriteSpan(beam.DoFn):
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
         for run in runs:
-            yield tuple(run.result())
+            yield _sealed(tuple(run.result()))
+
+
+class _StageFiles(beam.DoFn):
+    def __init__(self, path: str, threads: int) -> None:
+        super().__init__()
+        self._path = path
+        self._threads = threads
+
+    def setup(self) -> None:
+        self._catalog = Plan.load(Folder.at(self._path)).catalog
+
+    def process(self, span: Span) -> Iterator[int]:
+        files = to_stage(self._catalog)
+
+        def stage(number: int) -> int:
+            stage_file(self._catalog, *files[number])
+            return number
+
+        yield from side_by_side(stage, range(*span[:2]), self._threads)
 
 
 class _RequestRows(beam.DoFn):
@@ -284,18 +334,18 @@ class _RequestRows(beam.DoFn):
         self._writer = ShardWriter(plan)
         self._groups = SourceGroups(plan.catalog)
 
-    def process(self, span: Span) -> Iterator[tuple[int, tuple[Run, bytes | ShardRecord]]]:
+    def process(self, span: Span) -> Iterator[tuple[int, tuple[Run, Sealed]]]:
         for run in runs_of(span):
             footers = [self._writer.footer(shard) for shard in range(*run)]
             standing = list(side_by_side(self._writer.standing, footers, self._threads))
             # A record takes the way of the rows, so that the chain stays one.
-            yield from ((0, (run, record)) for record in standing if record is not None)
+            yield from ((0, (run, _sealed(record))) for record in standing if record is not None)
             pairs = zip(footers, standing, strict=True)
             lacking = [footer for footer, record in pairs if record is None]
             if lacking:
                 requests = request_rows(self._writer, self._groups, lacking)
                 for task, part in cut(requests, requests["group"] // self._task_groups):
-                    yield task, (run, part.tobytes())
+                    yield task, (run, _sealed(part.tobytes()))
 
 
 class _ServeRows(beam.DoFn):
@@ -309,12 +359,13 @@ class _ServeRows(beam.DoFn):
         self._groups = SourceGroups(Plan.load(Folder.at(self._path)).catalog)
 
     def process(
-        self, task: tuple[int, Iterable[tuple[Run, bytes | ShardRecord]]]
-    ) -> Iterator[tuple[Run, Piece | ShardRecord]]:
+        self, task: tuple[int, Iterable[tuple[Run, Sealed]]]
+    ) -> Iterator[tuple[Run, Sealed]]:
         asked: dict[int, list[tuple[Run, NDArray[Any]]]] = {}
-        for run, request in task[1]:
+        for run, arrived in task[1]:
+            request = _opened(arrived, range(*run))
             if isinstance(request, ShardRecord):
-                yield run, request
+                yield run, arrived
                 continue
             requests = np.frombuffer(request, REQUEST)
             for group, part in cut(requests, requests["group"]):
@@ -326,11 +377,11 @@ class _ServeRows(beam.DoFn):
         pieces = itertools.chain.from_iterable(side_by_side(serve, sorted(asked), self._threads))
         if self._spill is None:
             for run, (places, message) in pieces:
-                yield run, (places, message.to_pybytes())
+                yield run, _sealed((places, message.to_pybytes()))
             return
         with contextlib.closing(Spill(self._spill)) as spill:
             for run, (places, message) in pieces:
-                yield run, (places, spill.put(message))
+                yield run, _sealed((places, spill.put(message)))
 
 
 class _AssembleShards(beam.DoFn):
@@ -342,12 +393,42 @@ class _AssembleShards(beam.DoFn):
     def setup(self) -> None:
         self._writer = ShardWriter(Plan.load(Folder.at(self._path)))
 
-    def process(self, arrived: tuple[Run, Iterable[Piece | ShardRecord]]) -> Iterator[RunRecord]:
-        run, found = arrived[0], list(arrived[1])
+    def process(self, arrived: tuple[Run, Iterable[Sealed]]) -> Iterator[RunRecord]:
+        run = arrived[0]
+        found: list[Piece | ShardRecord] = [_opened(part, range(*run)) for part in arrived[1]]
         pieces = [piece for piece in found if not isinstance(piece, ShardRecord)]
         known = {record.shard: record for record in found if isinstance(record, ShardRecord)}
         footers = [self._writer.footer(shard) for shard in range(*run)]
-        yield tuple(write_shards(self._writer, footers, pieces, known, self._threads))
+        yield _sealed(tuple(write_shards(self._writer, footers, pieces, known, self._threads)))
+
+
+def _sealed(value: Any) -> Sealed:
+    return _check_sum(value), value
+
+
+def _opened(sealed: Sealed, shards: Iterable[int] | None = None) -> Any:
+    """What was sealed; of ``shards``, or else it is records that say so themselves.
+
+    Raises:
+        BuildError: the runner brings something else than was given to it.
+    """
+    check_sum, value = sealed
+    if _check_sum(value) != check_sum:
+        numbers = sorted(shards or (record.shard for record in value))
+        raise BuildError(
+            f"{shard_name(numbers[0])} to {numbers[-1]}: what the runner brought of them was "
+            "altered on its way; nothing was published: build again, and the shards that stand are "
+            "kept"
+        )
+    return value
+
+
+def _check_sum(value: Any) -> int:
+    """Of bytes, a record or a path, or a tuple of these."""
+    total = 0
+    for part in value if isinstance(value, tuple) else (value,):
+        total = zlib.crc32(part if isinstance(part, bytes) else repr(part).encode(), total)
+    return total
 
 
 def _keyed(record: RunRecord) -> tuple[int, RunRecord]:
@@ -355,8 +436,8 @@ def _keyed(record: RunRecord) -> tuple[int, RunRecord]:
 
 
 def _commit(together: tuple[int, Iterable[RunRecord]], path: str) -> int:
-    plan, records = Plan.load(Folder.at(path)), together[1]
-    commit(plan, itertools.chain.from_iterable(records))
+    plan, runs = Plan.load(Folder.at(path)), together[1]
+    commit(plan, itertools.chain.from_iterable(map(_opened, runs)))
     return plan.layout.num_shards
 
 
@@ -391,6 +472,7 @@ def build(
     shared_filesystem: bool = False,
     write_path: WritePath | None = None,
     memory_limit: int | None = None,
+    keep_stage: bool = False,
 ) -> Manifest:
     """Write a plan's shards with Beam and publish its manifest; the finished mix.
 
@@ -402,6 +484,8 @@ def build(
     are the same. Where rows come from anywhere, this machine keeps them on its disk until they are
     written, and in memory where they belong: as many shards are written at a time as half of the
     free disk and ``memory_limit`` bytes allow, by default half of the memory that is free.
+    Compressed lines are staged as Parquet in the output folder first, and with ``keep_stage`` left
+    there.
 
     Raises:
         PlanError: another mix stands in the output folder.
@@ -426,11 +510,12 @@ def build(
             mixes = [_scatter(plan, threads, run_shards)]
         else:
             mixes = [_gather(plan, workers if local else None, threads, run_shards)]
-        for mix in mixes:
+        steps: list[Any] = [*_stages(plan, workers if local else None, threads), *mixes]
+        for step in steps:
             pipeline = beam.Pipeline(runner=_runner(options), options=options)
-            _ = pipeline | "BuildMix" >> mix
+            _ = pipeline | type(step).__name__ >> step
             try:
-                pipeline.run().wait_until_finish()
+                _run(pipeline)
             except Exception as error:
                 if any(isinstance(seen, KeyboardInterrupt) for seen in _chain(error)):
                     raise KeyboardInterrupt from error
@@ -438,7 +523,29 @@ def build(
             finally:
                 if spill:
                     shutil.rmtree(spill, ignore_errors=True)
+        if not keep_stage:
+            unstage(plan.folder)
         return Manifest.load(plan.folder)
+
+
+def _stages(plan: Plan, workers: int | None, threads: int) -> list[StageSources]:
+    """The pipeline that stages sources, where there are such and a shard is still to be written."""
+    files, shards = len(to_stage(plan.catalog)), plan.layout.num_shards
+    if not files or Standing(plan.folder, plan.manifest.bytes_id).seem_all(shards):
+        return []
+    return [StageSources(plan.folder.uri, files, -(-files // workers) if workers else 1, threads)]
+
+
+def _run(pipeline: beam.Pipeline) -> None:
+    """Run a pipeline to its end."""
+    result = pipeline.run()
+    try:
+        result.wait_until_finish()
+    finally:
+        # Dask's, whose workers on this machine would stay.
+        client = getattr(result, "client", None)
+        if client is not None:
+            client.close()
 
 
 def _gather(plan: Plan, workers: int | None, threads: int, run_shards: int | None) -> BuildMix:
@@ -447,7 +554,8 @@ def _gather(plan: Plan, workers: int | None, threads: int, run_shards: int | Non
     local = workers is not None
     crews = (workers or 1) * crews_of(threads)
     run = run_shards or default_run_shards(shards, crews, local)
-    span = max(run, -(-shards // workers)) if workers else run
+    # Another machine's worker has a run for each of its crews, and is given more when it is done.
+    span = max(run, -(-shards // workers)) if workers else run * crews
     spans = SpansOfShards(shards, span, run)
     return BuildMix(plan.folder.uri, spans, WriteShards(plan.folder.uri, threads))
 
@@ -501,10 +609,15 @@ def parse_options(flags: Sequence[str]) -> PipelineOptions:
     """Beam's options from command-line flags.
 
     Raises:
-        BuildError: a flag that Beam does not know, or a value that does not fit.
+        BuildError: a flag that Beam does not know, a value that does not fit, or a runner that
+            cannot be imported.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _refuse  # type: ignore[method-assign]
+    named = _parser()
+    named.add_argument("--runner", default="")
+    runner = named.parse_known_args(list(flags))[0].runner
+    if "." in runner:  # such a module may bring options of its own
+        _imported(runner)
+    parser = _parser()
     for kind in PipelineOptions.__subclasses__():
         kind._add_argparse_args(parser)
     _, unknown = parser.parse_known_args(list(flags))
@@ -513,6 +626,20 @@ def parse_options(flags: Sequence[str]) -> PipelineOptions:
             f"{' '.join(unknown)}: neither an option of `mixshards build` nor one of Beam"
         )
     return PipelineOptions(list(flags))
+
+
+def _imported(runner: str) -> None:
+    try:
+        importlib.import_module(runner.rpartition(".")[0])
+    except (ImportError, AttributeError) as error:
+        extra = ": it needs `pip install 'mixshards[dask]'`" if runner == _DASK else ""
+        raise BuildError(f"--runner {runner} cannot be used{extra}: {error}") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = _refuse  # type: ignore[method-assign]
+    return parser
 
 
 def _refuse(message: str) -> NoReturn:
@@ -533,7 +660,7 @@ def check_runner(plan: Plan, options: PipelineOptions, shared_filesystem: bool) 
             "that mode without a word; leave it out: the build uses all cores by itself "
             "(--threads), and multi_processing works too"
         )
-    local = runner.rpartition(".")[2] in LOCAL_RUNNERS
+    local = _named_local(runner)
     if not local:
         try:
             beam.runners.create_runner(runner)
@@ -555,20 +682,36 @@ def check_runner(plan: Plan, options: PipelineOptions, shared_filesystem: bool) 
     return local
 
 
+def _named_local(runner: str) -> bool:
+    # Beam takes runners by path, by name in any case, and without the last part of it.
+    name = runner.rpartition(".")[2].lower().removesuffix("runner")
+    return name in {known.lower().removesuffix("runner") for known in LOCAL_RUNNERS}
+
+
 def _runner(options: PipelineOptions) -> str:
     name = options.view_as(StandardOptions).runner
     # Beam's DirectRunner first tries to fetch the binary of another runner from the network.
-    return LOCAL_RUNNERS[0] if name in (None, *LOCAL_RUNNERS) else str(name)
+    return LOCAL_RUNNERS[0] if name is None or _named_local(name) else str(name)
 
 
 def _reason(error: BaseException) -> str:
-    """What a person needs of a failed pipeline: our own error where there is one, else the last."""
+    """What a person needs of a failed pipeline: our own error where there is one, else one line."""
     ours = [str(seen) for seen in _chain(error) if isinstance(seen, MixError)]
     text = ours[0] if ours else str(error)
+    if not text:
+        return (
+            f"the runner did not answer ({type(error).__name__}): is its service running, and are "
+            "its address and --job_endpoint right?"
+        )
     # Runners hand on a worker's error as the text of its traceback.
     at = [found.start() for found in re.finditer(r"^pipeline\.[\w.]+Error: ", text, re.MULTILINE)]
     if at:
-        text = text[at[-1] :].split(": ", 1)[1]
+        text = text[at[-1] :].split(": ", 1)[1].partition(" [while running '")[0]
+    elif "Traceback (most recent call last)" in text:
+        lines = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception)\b.*", text, re.MULTILINE)
+        text = lines[-1] if lines else text
+        if "No module named 'pipeline" in text:
+            text += "; the workers need mixshards: give --setup_file, or a container that has it"
     return re.sub(r"\s*\[while running '[^']*'\]", "", text).strip()
 
 

@@ -16,6 +16,16 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the tests that need a cluster are told of it."""
+    parser.addoption("--job_endpoint", help="Beam job service of a Flink or Spark to build with")
+    parser.addoption(
+        "--job_options",
+        default="--environment_type=LOOPBACK",
+        help="further Beam options for it; its workers must see the paths of this machine",
+    )
+
+
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a module's own, with the sources of three datasets in ``data``."""

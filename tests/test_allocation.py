@@ -393,6 +393,45 @@ def test_boundary_states_cross_blocks(monkeypatch):
     ]
 
 
+@relaxed
+@given(weight_lists, batch_sizes, st.lists(st.integers(0, 300), max_size=12), st.integers(1, 5))
+def test_boundary_arrays_are_the_boundary_states_in_parts(weights, batch_size, boundaries, size):
+    boundaries.sort()
+    allocation = Allocation(named(weights), batch_size)
+    parts = list(allocation.boundary_arrays(boundaries, size))
+    assert [len(offsets) for offsets, _ in parts[:-1]] == [size] * (len(parts) - 1)
+    found = [
+        (tuple(offsets), tuple(carry))
+        for part in parts
+        for offsets, carry in zip(*(array.tolist() for array in part), strict=True)
+    ]
+    assert found == [(allocation.offsets(n), allocation.carry(n)) for n in boundaries]
+    dtype = np.int64 if allocation.arithmetic == "int64" else object
+    assert all(array.dtype == dtype for part in parts for array in part)
+
+
+@pytest.mark.parametrize("weights", [[2**60 + 1, 2**60 - 3], [2**60, 2**60]])
+def test_carries_fit_int64_where_the_terms_they_come_of_do_not(weights):
+    allocation = Allocation(named(weights), 3)
+    assert allocation.arithmetic == "int64"
+    ((offsets, carries),) = allocation.boundary_arrays(range(1000))
+    assert offsets.dtype == carries.dtype == np.int64
+    for n in range(0, 1000, 37):
+        exact = [
+            n * 3 * w - sum(weights) * o for w, o in zip(weights, offsets[n].tolist(), strict=True)
+        ]
+        assert carries[n].tolist() == exact
+
+
+def test_offsets_past_int64_come_as_plain_integers():
+    allocation = Allocation(named([1, 2]), 2**62)
+    ((offsets, carries),) = allocation.boundary_arrays([1, 9])
+    assert offsets.dtype == object
+    for place, n in enumerate([1, 9]):
+        assert tuple(offsets[place]) == allocation.offsets(n)
+        assert tuple(carries[place]) == allocation.carry(n)
+
+
 @pytest.mark.parametrize(
     ("boundaries", "message"),
     [

@@ -58,28 +58,15 @@ def shards_of(found: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "settings"),
+    ("name", "settings"),
     [
-        ("one thread", [], {"threads": 1}),
-        ("many threads", [], {"threads": 7}),
-        ("runs of one shard", [], {"run_shards": 1}),
-        ("runs of two shards", [], {"run_shards": 2, "threads": 2}),
-        ("one run of all shards", [], {"run_shards": 1000}),
-        ("every bundle twice", ["--direct_runner_bundle_repeat=1"], {"run_shards": 2}),
-        ("DirectRunner by name", ["--runner", "DirectRunner"], {}),
-        (
-            "two worker processes",
-            ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
-            {"run_shards": 3},
-        ),
-        ("scattered", [], {"write_path": "scatter"}),
-        ("scattered in waves", [], {"write_path": "scatter", "memory_limit": 1, "threads": 3}),
-        ("scattered twice", ["--direct_runner_bundle_repeat=1"], {"write_path": "scatter"}),
-        (
-            "scattered by two processes",
-            ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
-            {"write_path": "scatter", "run_shards": 2},
-        ),
+        ("one thread", {"threads": 1}),
+        ("many threads", {"threads": 7}),
+        ("runs of one shard", {"run_shards": 1}),
+        ("runs of two shards", {"run_shards": 2, "threads": 2}),
+        ("one run of all shards", {"run_shards": 1000}),
+        ("scattered", {"write_path": "scatter"}),
+        ("scattered in waves", {"write_path": "scatter", "memory_limit": 1, "threads": 3}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -87,11 +74,10 @@ def test_digests_are_the_same_however_the_work_is_cut(
     sources: Path,
     undisturbed: dict[str, str],
     name: str,
-    flags: list[str],
     settings: dict[str, Any],
 ) -> None:
     output = name.replace(" ", "-")
-    build(planned(sources, output), flags, **settings)
+    build(planned(sources, output), **settings)
     assert shards_of(digests(sources / output)) == shards_of(undisturbed)
     assert list((sources / output / "_mix" / "tmp").iterdir()) == []
 
@@ -166,29 +152,6 @@ def test_steps_compose_in_a_pipeline_of_the_users_own(
         )
         records | PublishManifest(path)
     assert shards_of(digests(sources / "composed")) == shards_of(undisturbed)
-
-
-def test_a_runner_that_loses_a_run_publishes_nothing(sources: Path) -> None:
-    saved = planned(sources, "lossy").save()
-    path, shards = str(sources / "lossy"), saved.layout.num_shards
-    with pytest.raises(Exception, match=r"the runner lost 2 of 13 shards, first 4, 5"):  # noqa: PT012, SIM117
-        with beam.Pipeline("FnApiRunner") as pipeline:
-            records = pipeline | SpansOfShards(shards, 2, 2) | WriteShards(path)
-            kept = records | beam.Filter(lambda run: run[0].shard != 4)
-            kept | PublishManifest(path)
-    assert not (sources / "lossy" / "manifest.json").exists()
-
-
-def test_a_runner_that_repeats_and_reorders_runs_publishes_the_same(
-    sources: Path, undisturbed: dict[str, str]
-) -> None:
-    saved = planned(sources, "repeats").save()
-    path, shards = str(sources / "repeats"), saved.layout.num_shards
-    with beam.Pipeline("FnApiRunner") as pipeline:
-        spans = pipeline | SpansOfShards(shards, 3, 2)
-        twice = (spans, spans) | beam.Flatten() | "Again" >> beam.Reshuffle()
-        twice | WriteShards(path) | PublishManifest(path)
-    assert shards_of(digests(sources / "repeats")) == shards_of(undisturbed)
 
 
 def test_runs_cover_a_span_exactly() -> None:

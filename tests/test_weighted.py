@@ -166,6 +166,22 @@ def test_without_repeat_running_past_a_datasets_rows_names_it():
         mixture.rows(start, 3)
 
 
+def test_items_past_33_bits_are_the_same_online_and_in_row_maps():
+    rows = (2**34 + 5, 2**35)
+    mixture = WeightedMixture(Allocation({"a": 3, "b": 2}, 7), rows, 2**33, repeat=True)
+    online = DataBatcher(EndlessRegistry(mixture), {"a": 3, "b": 2}, 7)
+    # Past 2^33 items of each, and where the first dataset begins its second epoch.
+    for batch in (2**33 - 4, rows[0] * 5 // 21 - 1):
+        (before,) = mixture.states([batch])
+        online.load_state_dict(before)
+        assert min(before["offsets"].values()) > 2**33
+        for _ in range(3):
+            items = [item[1:] for item in items_of(mixture.rows(before, 1), mixture.names)]
+            assert items == online.next_batch()
+            before = online.state_dict()
+    assert {epoch for _, _, epoch in items} == {0, 1}
+
+
 def test_offsets_past_64_bits_are_exact_and_epochs_past_32_bits_are_refused():
     allocation = Allocation({"a": 1, "b": 1}, 4)
     mixture = WeightedMixture(allocation, (2**40, 2**40 + 1), 3, repeat=True)
