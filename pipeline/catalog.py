@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -331,8 +332,11 @@ def scan_datasets(
     base: str,
     threads: int = 16,
     missing_columns: Missing = "error",
+    scanned: Callable[[int, int], None] | None = None,
 ) -> Catalog:
     """Find and scan all files of all datasets, in parallel, and unify their schemas.
+
+    ``scanned`` is told how many files are scanned, of how many.
 
     Raises:
         CatalogError: files are missing, unreadable or doubled, or a dataset has no rows.
@@ -346,12 +350,17 @@ def scan_datasets(
         except CatalogError as error:
             problems.append(str(error))
 
+    done = itertools.count(1)
+
     def scan(item: tuple[DatasetSpec, str]) -> FileScan | str:
         spec, path = item
         try:
             return _scan(spec, path, base)
         except MixError as error:
             return f"dataset {spec.name!r}: {error}"
+        finally:
+            if scanned is not None:
+                scanned(next(done), len(files))
 
     scans = in_threads(scan, files, threads)
     problems += [found for found in scans if isinstance(found, str)]

@@ -25,6 +25,7 @@ from .errors import MixError
 from .manifest import Manifest, ManifestError, exact
 from .plan import Plan
 from .plan import plan as make_plan
+from .progress import Watch, scans
 from .shard import SHARDS, shard_name
 from .storage import Folder
 from .verify import Origin, origins
@@ -75,7 +76,7 @@ def _console() -> Console:
 @click.option("--json", "as_json", is_flag=True, help="Print the preview as JSON.")
 def plan(config: str, as_json: bool) -> None:
     """Show what CONFIG (a YAML file) would build. Writes nothing."""
-    preview = make_plan(config).preview()
+    preview = make_plan(config, scans()).preview()
     if as_json:
         click.echo(json.dumps(exact(preview), indent=2))
         return
@@ -224,7 +225,7 @@ def build(
     """
     if config.startswith("-"):
         raise click.UsageError(f"CONFIG comes first, and Beam's options after it; found {config}")
-    mix = make_plan(config)
+    mix = make_plan(config, None if quiet else scans())
     (_warn if quiet else _show_plan)(mix.preview())
     begun = time.monotonic()
     stood = {} if quiet else _stamps(mix.folder)
@@ -272,8 +273,6 @@ def _run_build(mix: Plan, quiet: bool, overwrite: bool, run: Callable[[Any], Man
     logging.getLogger().handlers[0].addFilter(_not_ours)
     watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if not quiet:
-        from .progress import Watch
-
         watch = Watch(mix, overwrite)
     with watch, _interrupts_end(watch):
         return run(transforms)

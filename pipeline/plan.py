@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -53,10 +53,14 @@ _ARRAY_BYTES = 2**31
 _MARGIN = 8
 
 
-def plan(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Plan:
+def plan(
+    config: Config | Mapping[str, Any] | str | os.PathLike[str],
+    scanned: Callable[[int, int], None] | None = None,
+) -> Plan:
     """Settle a mix: scan the sources, fix length and layout, take the identities. Writes nothing.
 
-    ``config`` is a path to a YAML file, a mapping of the same keys, or a Config.
+    ``config`` is a path to a YAML file, a mapping of the same keys, or a Config. ``scanned`` is
+    told how many source files are scanned, of how many.
 
     Raises:
         ConfigError: the config is wrong; every problem is listed.
@@ -81,7 +85,7 @@ def plan(config: Config | Mapping[str, Any] | str | os.PathLike[str]) -> Plan:
         )
         for name, dataset in config.datasets.items()
     ]
-    catalog = scan_datasets(specs, base, missing_columns=config.missing_columns)
+    catalog = scan_datasets(specs, base, missing_columns=config.missing_columns, scanned=scanned)
     _check_output_apart(folder, catalog, specs)
     settled = settle(config, catalog)
     layout = _layout(config, settled, catalog)

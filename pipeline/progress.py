@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,19 @@ from .stage import to_stage
 
 PLAIN_SECONDS = 10.0
 """How often a build that is not on a terminal says how far it is."""
+
+
+def scans(seconds: float = PLAIN_SECONDS) -> Callable[[int, int], None]:
+    """What says on standard error how many sources are scanned of how many, every few seconds."""
+    last = time.monotonic()
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            print(f"scanned {done:,}/{total:,} source files", file=sys.stderr, flush=True)
+
+    return told
 
 
 class Watch:

@@ -38,6 +38,10 @@ _SEAL = b"MIXSEAL1"
 _SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
 _END_BYTES = 8  # length of the footer, and the magic
 _TAIL_BYTES = 64 << 10  # read at once, since mostly the footer lies in it
+# A page is measured only once so many values are in it, 1,024 by default, and at 2 GiB it fails;
+# texts of these types may have many megabytes each.
+_FEW_VALUES = 16
+_LONG = ("large_string", "large_binary")
 _SPREAD = ("INT32", "INT64", "FLOAT", "DOUBLE")
 
 
@@ -124,11 +128,9 @@ class WriterOptions:
         """
         plain, split = _leaves(schema)
         told = [field.name for field in schema if _has_order(field.type)]
-        # A page or dictionary is measured only once so many values are in it, and at 2 GiB it
-        # fails: columns of large types may have values of many megabytes.
-        largest = any("large_" in str(field.type) for field in schema)
+        long = any(kind in str(field.type) for field in schema for kind in _LONG)
         return {
-            "write_batch_size": 16 if largest else None,
+            "write_batch_size": _FEW_VALUES if long else None,
             "compression": self.compression,
             "compression_level": self.compression_level,
             "use_dictionary": plain,

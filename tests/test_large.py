@@ -17,7 +17,10 @@ from pipeline.errors import MixError
 from pipeline.plan import Plan, plan
 from pipeline.registry import Cursor
 from pipeline.scatter import REQUEST, SourceGroups, serve_group
+from pipeline.shard import WriterOptions
 from pipeline.transforms import build
+
+OPTIONS = WriterOptions("zstd", 1)
 
 
 def heavy(folder: Path, **keys: Any) -> Plan:
@@ -46,6 +49,15 @@ def test_row_groups_of_heavy_rows_hold_about_256_mib_and_at_least_a_batch(tmp_pa
     default = heavy(tmp_path)
     assert 14 <= default.layout.batches_per_row_group <= 18
     assert default.schema.field("text").type == pa.string()
+
+
+def test_pages_are_measured_after_a_few_values_where_texts_may_be_huge() -> None:
+    def values(kind: pa.DataType) -> int | None:
+        size: int | None = OPTIONS.for_writer(pa.schema({"x": kind}))["write_batch_size"]
+        return size
+
+    assert values(pa.string()) is values(pa.large_list(pa.int32())) is None
+    assert values(pa.large_string()) == values(pa.struct([("a", pa.large_binary())])) == 16
 
 
 def test_columns_that_may_pass_two_gib_in_a_row_group_have_large_types(tmp_path: Path) -> None:

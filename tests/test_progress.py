@@ -17,7 +17,7 @@ import pytest
 from pipeline.gather import RunWriter
 from pipeline.manifest import MANIFEST
 from pipeline.plan import Plan, plan
-from pipeline.progress import Watch
+from pipeline.progress import Watch, scans
 from pipeline.transforms import build
 
 from .mixes import config, write_sources
@@ -170,3 +170,14 @@ def test_a_terminal_shows_a_bar_that_grows_and_is_wiped_at_the_end(
     assert "━" in text
     assert text.rstrip().endswith("\x1b[2K")  # and the line is empty
     os.close(master)
+
+
+def test_scans_are_told_once_they_take_long(
+    sources: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(sources, WEIGHTS, num_batches=3)
+    plan(settings, scans())
+    assert capsys.readouterr().err == ""
+    plan(settings, scans(seconds=0))
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(lines) == [f"scanned {n}/6 source files" for n in range(1, 7)]

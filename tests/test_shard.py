@@ -164,15 +164,6 @@ def test_what_one_array_cannot_hold_is_refused_before_a_file_follows_its_chunks(
     assert fits == rows.slice(0, 3)
 
 
-def test_few_values_are_buffered_at_once_where_they_may_be_huge() -> None:
-    def values(kind: pa.DataType) -> int | None:
-        size: int | None = OPTIONS.for_writer(pa.schema({"x": kind}))["write_batch_size"]
-        return size
-
-    assert values(pa.string()) is None
-    assert values(pa.large_string()) == values(pa.struct([("a", pa.large_binary())])) == 16
-
-
 @given(st.integers(1, 10**12), st.integers(1, 1000), st.integers(1, 50), st.integers(0, 10**6))
 def test_layout_covers_every_batch_once(
     batches: int, per_shard: int, per_group: int, seed: int
