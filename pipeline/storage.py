@@ -108,7 +108,7 @@ def _put(filesystem: fs.FileSystem, path: str, data: bytes | pa.Buffer) -> None:
     if isinstance(filesystem, fs.PyFileSystem) and isinstance(filesystem.handler, FsspecHandler):
         filesystem.handler.put(path, bytes(data))
         return
-    stream = filesystem.open_output_stream(path)
+    stream = filesystem.open_output_stream(path, compression=None)
     try:
         stream.write(data)
         stream.close()

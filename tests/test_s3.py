@@ -33,7 +33,7 @@ from pipeline.transforms import build
 from pipeline.verify import verify
 from pipeline.writing import BuildError
 
-from .mixes import WEIGHTS, config, digests, table, write_sources
+from .mixes import FORMS, WEIGHTS, config, digests, table, write_as, write_sources
 from .s3_server import ENVIRONMENT, Fault, Proxy, Request, serving
 
 ROOT = Path(__file__).parents[1]
@@ -659,3 +659,31 @@ def test_an_output_among_the_sources_is_refused(world):
 def test_a_mistaken_query_is_refused_with_what_it_may_have(world):
     with pytest.raises(StorageError, match=r"unknown 'endpoint' in its query, which may have reg"):
         resolve(f"s3://{world.bucket}/mix?endpoint=127.0.0.1:1")
+
+
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_a_mix_of_any_format_is_that_of_local_files(
+    world: World, proxy: Proxy, tmp_path: Path, form: str
+) -> None:
+    sources, schema = f"{world.bucket}/{form}", table("a", 1).schema
+    made = world.config(f"of-{form}")
+    for name, files in ROWS.items():
+        path = tmp_path / f"{name}.{form}"
+        write_as(path, table(name, sum(files)), form)
+        Folder.at(proxy.uri(sources)).put(path.name, path.read_bytes())
+        made["datasets"][name]["path"] = proxy.uri(f"{sources}/{path.name}")
+        if "json" in form:
+            types = {field.name: str(field.type) for field in schema}
+            made["datasets"][name]["schema"] = types
+    build(plan(made))
+    found = pa.concat_tables(ShardReader(world.uri(f"of-{form}")).batches())
+    # Rows of a dataset are told by their values, however its files were cut.
+    expected = pa.concat_tables(ShardReader(str(world.local)).batches())
+    assert found.select(["mix_dataset", "mix_row", "mix_epoch"]).equals(
+        expected.select(["mix_dataset", "mix_row", "mix_epoch"])
+    )
+    assert [text.split(":")[:2] for text in found["text"].to_pylist()] == [
+        text.split(":")[:2] for text in expected["text"].to_pylist()
+    ]
+    assert world.folder(f"of-{form}").names("_mix/stage") == []
+    assert verify(world.uri(f"of-{form}"), sources=True) == []
