@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .manifest import MANIFEST, SCRATCH, put_table, shards_table, to_json
-from .plan import Plan
+from .planned import Plan
 from .shard import SHARDS, ShardRecord, shard_name
 from .writing import BuildError
 

@@ -8,7 +8,7 @@ import io
 import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -30,6 +30,7 @@ MANIFEST = "manifest.json"
 PLAN = "_mix/plan.json"
 SCRATCH = "_mix/tmp"
 
+_SEALED = (1, 1)  # the first version whose shards have a seal
 _STATES_PER_GROUP = 1024
 _MEND = "restore the file, or build with --overwrite"
 
@@ -305,18 +306,23 @@ class Manifest:
         """From JSON text.
 
         Raises:
-            ManifestError: it is no manifest, or of a newer major format.
+            ManifestError: it is no manifest, or of an older or a newer major format.
         """
         try:
             document = json.loads(text)
             version = str(document["format_version"])
-            major = int(version.split(".")[0])
+            numbers = tuple(map(int, version.split(".")))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ManifestError(
                 f"{where}: is no manifest of a mix ({error!r:.200}); restore the file, or build "
                 "with --overwrite"
             ) from error
-        if major > int(FORMAT_VERSION.split(".")[0]):
+        if numbers < _SEALED:
+            raise ManifestError(
+                f"{where}: has format_version {version}, from before shards were sealed; build "
+                "with --overwrite"
+            )
+        if numbers[0] > int(FORMAT_VERSION.split(".")[0]):
             raise ManifestError(
                 f"{where}: has format_version {version}, but this mixshards reads up to "
                 f"{FORMAT_VERSION}; install a newer mixshards"
@@ -328,6 +334,24 @@ class Manifest:
                 f"{where}: is damaged: {error}; restore the file, or build with --overwrite"
             ) from None
         return cls(document)
+
+    def check_bytes_id(self, folder: Folder) -> None:
+        """Hold layout, columns and writer options against ``bytes_id``, which shards hold too.
+
+        Raises:
+            ManifestError: one of them was changed.
+        """
+        document = self.document
+        if document["format_version"] != FORMAT_VERSION:
+            return  # another minor version may make it of other things
+        made = bytes_identity(
+            self.order_id, document["schema"], asdict(self.layout), document["writer"]
+        )
+        if made != self.bytes_id:
+            raise ManifestError(
+                f"{folder.root}/{MANIFEST}: is damaged: its bytes_id is not that of its order_id, "
+                f"schema, layout and writer; {_MEND}"
+            )
 
     @property
     def order_id(self) -> str:
@@ -403,8 +427,8 @@ class Manifest:
             data = folder.read(entry["path"])
         except (OSError, ValueError, MixError) as error:
             raise ManifestError(
-                f"{folder.root}/{entry['path']}: cannot be read, as the manifest's table of {kind}: "
-                f"{error}; {_MEND}"
+                f"{folder.root}/{entry['path']}: cannot be read, as the manifest's table of "
+                f"{kind}: {error}; {_MEND}"
             ) from error
         found = hashlib.sha256(data).hexdigest()
         if found != entry["sha256"]:

@@ -89,7 +89,7 @@ def mixture_of(manifest: Manifest, folder: Folder) -> Mixture:
         return makers[kind](manifest, folder)
     except ManifestError:
         raise
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise ManifestError(
             f"{folder.root}/{MANIFEST}: its mixture is damaged: {error}; restore the file, or "
             "build with --overwrite"

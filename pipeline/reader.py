@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .errors import MixError
 from .manifest import Manifest
 from .pad import PadError, pad_lists, pad_value
+from .pages import PageError, check_pages
 from .shard import (
     MIX_BATCH,
     Footer,
@@ -30,7 +31,7 @@ from .shard import (
     open_shard,
     shard_name,
 )
-from .storage import Folder
+from .storage import Folder, is_unreachable
 
 Split = Literal["rows", "batches"]
 Remainder = Literal["drop", "repeat"]
@@ -72,12 +73,13 @@ class ShardReader:
     it lies, needs one row group.
 
     Raises:
-        ManifestError: there is no finished mix, or one of a newer format.
+        ManifestError: there is no finished mix, one of a newer format, or a damaged one.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._folder = Folder.at(os.fspath(path))
         self.manifest = Manifest.load(self._folder)
+        self.manifest.check_bytes_id(self._folder)
         self._decoder = _Decoder(self._folder, self.manifest, None)
         self._last: tuple[tuple[int, int], _Group] | None = None
         self._start = 0
@@ -509,7 +511,7 @@ class _Decoder:
         if self._columns is not None and manifest.rows_per_batch is None:
             # Where batches differ in size, this column says where each begins.
             self._decoded = [*self._columns, MIX_BATCH]
-        self._open: tuple[int, pq.ParquetFile] | None = None
+        self._open: tuple[tuple[int, int], pq.ParquetFile, pa.NativeFile] | None = None
 
     def anew(self) -> _Decoder:
         """The same with no shard open."""
@@ -522,7 +524,7 @@ class _Decoder:
 
     def schema(self, n: int) -> pa.Schema:
         """All columns, as the shard of batch n has them."""
-        return self._shard(self.group_of(n)[0]).schema_arrow.remove_metadata()
+        return self._shard(self.group_of(n)[0])[0].schema_arrow.remove_metadata()
 
     def pad_values(self, pad: Mapping[str, object], start: int) -> dict[str, np.generic]:
         """The value of each padded column in its dtype, which the shard of a start tells.
@@ -564,11 +566,18 @@ class _Decoder:
             ShardError: the shard is gone, damaged or not the one that belongs there.
         """
         shard, group = key
-        parquet = self._shard(shard)
+        parquet, file = self._shard(shard)
         where = f"{self._folder.root}/{shard_name(shard)}: row group {group}"
         try:
+            if self._folder.local:  # elsewhere a request a page, and a store has its own checksums
+                check_pages(file, parquet.metadata, group, self._decoded)
             table = parquet.read_row_group(group, columns=self._decoded)
-        except (pa.ArrowException, OSError) as error:
+            rows_held = parquet.metadata.row_group(group).num_rows
+            if table.num_rows != rows_held:
+                raise PageError(f"{table.num_rows} rows in it can be read, expected {rows_held}")
+        except (pa.ArrowException, OSError, PageError) as error:
+            if is_unreachable(error):
+                raise ShardError(f"{where} cannot be read: {error}") from error
             raise ShardError(f"{where} is damaged: {error}; {_MEND}") from error
         first, batches = self._layout.shard(shard)
         begin = first + group * self._layout.batches_per_row_group
@@ -586,10 +595,11 @@ class _Decoder:
             edges = places.tolist()
         return _Group(table if self._columns is None else table.select(self._columns), begin, edges)
 
-    def _shard(self, shard: int) -> pq.ParquetFile:
+    def _shard(self, shard: int) -> tuple[pq.ParquetFile, pa.NativeFile]:
         opened = self._open
-        if opened is not None and opened[0] == shard:
-            return opened[1]
+        key = os.getpid(), shard  # a forked process opens files of its own
+        if opened is not None and opened[0] == key:
+            return opened[1:]
         name = shard_name(shard)
         where = f"{self._folder.root}/{name}"
         try:
@@ -603,8 +613,8 @@ class _Decoder:
         expected = Footer(self._manifest.bytes_id, shard, first, batches)
         check_shard(parquet, footer, expected, self._manifest.group_rows(shard), where)
         self._check_schema(parquet, where)
-        self._open = (shard, parquet)
-        return parquet
+        self._open = (key, parquet, file)
+        return parquet, file
 
     def _check_schema(self, parquet: pq.ParquetFile, where: str) -> None:
         """Hold a shard's columns against the manifest, since no checksum covers its footer."""

@@ -37,6 +37,7 @@ from .shard import (
     Footer,
     ShardError,
     ShardRecord,
+    as_read_back,
     check_shard,
     describe,
     file_sha256,
@@ -93,6 +94,12 @@ def verify(path: str | os.PathLike[str], sources: bool = False, threads: int = 2
         except MixError as error:
             entry = manifest.document["tables"].get(kind)
             faults.append(Fault(entry["path"] if entry else MANIFEST, str(error)))
+            continue
+        entry = manifest.document["tables"][kind]
+        size = folder.size(entry["path"])
+        if entry.get("bytes", size) != size or (kind in _KNOWN and "bytes" not in entry):
+            reason = f"has tables.{kind}.bytes {entry.get('bytes')!r}, but the file has {size}"
+            faults.append(Fault(MANIFEST, reason))
     if faults:
         return faults
     mixture = mixture_of(manifest, folder)
@@ -151,7 +158,7 @@ def _counts(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
             yield Fault(
                 name,
                 f"row {record.shard} has file, first_batch, num_batches and num_rows {found}, "
-                f"expected {expected}",
+                f"by the manifest {expected}",
             )
     totals = {
         "num_shards": len(records),
@@ -170,10 +177,15 @@ def _plan(folder: Folder, manifest: Manifest) -> Iterator[Fault]:
     """Where the plan that the mix was built by says otherwise; a mix may have come without it."""
     try:
         saved = json.loads(folder.read(PLAN))
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(saved["schema"])))
+        text = saved["schema"]
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
         planned, _ = saved["manifest"], text_at(saved, "base")
-        columns = [field.name for field in [*schema, *PROVENANCE]]
-        if columns != [entry["name"] for entry in manifest.document["schema"]]:
+        columns = describe(as_read_back(pa.schema([*schema, *PROVENANCE])))
+        again = base64.b64encode(schema.serialize().to_pybytes()).decode()
+        # Another pyarrow may write the same with other words.
+        if manifest.document["writer"]["pyarrow"] == pa.__version__ and (
+            columns != manifest.document["schema"] or again != text
+        ):
             raise ValueError(f"it has the columns {columns}")
         found = {**manifest.document, "tables": dict(manifest.document["tables"])}
         del found["tables"]["shards"], found["num_bytes"]  # known only once all is written
@@ -349,7 +361,8 @@ class _Check:
             if found != expected:
                 # Shards are held against the mixture's own, so that each fault is told once.
                 self._true_states[boundary] = expected
-                yield Fault(name, f"boundary {boundary} is {found}, the mixture's is {expected}")
+                reason = f"boundary {boundary} is {found}, the mixture's is {expected}"
+                yield Fault(name, f"{reason}, by the manifest")
         count = self._manifest.layout.num_shards + 1
         if len(self._states) > count:
             yield Fault(name, f"has {len(self._states)} boundaries, expected {count}")

@@ -221,6 +221,22 @@ def edit(out: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     return out
 
 
+def built_as(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Make a mix as if it had been built with what is changed, its shards' footers too."""
+    document = json.loads((edit(out, change) / "manifest.json").read_text())
+    layout, options = Layout(**document["layout"]), WriterOptions(**document["writer"])
+    bytes_id = bytes_identity(
+        document["order_id"], document["schema"], asdict(layout), document["writer"]
+    )
+    edit(out, lambda document: document.update(bytes_id=bytes_id))
+    for shard in range(layout.num_shards):
+        parquet = pq.ParquetFile(shard_path(out, shard))
+        groups = [parquet.read_row_group(group) for group in range(parquet.num_row_groups)]
+        schema = parquet.schema_arrow.remove_metadata()
+        footer = Footer(bytes_id, shard, *layout.shard(shard))
+        write_shard(str(shard_path(out, shard)), schema, options, footer, groups)
+
+
 def spoil(out: Path, spare: set[tuple[int, int]]) -> None:
     """Blank out the pages of all row groups but those (shard, group); footers stay whole."""
     for path in sorted((out / "shards").iterdir()):
@@ -453,7 +469,7 @@ def test_no_rank_decodes_a_row_group_of_another(
 
 
 def test_a_last_step_that_is_not_full_is_left_out_on_every_rank(mix: Path, copy: Path) -> None:
-    edit(copy, lambda document: document["layout"].update(batches_per_step=4))
+    built_as(copy, lambda document: document["layout"].update(batches_per_step=4))
     for path, world_size, used in ((copy, 2, 28), (copy, 4, 28), (copy, 1, 28), (mix, 4, 28)):
         reader = ShardReader(path)
         for r in range(world_size):
@@ -623,7 +639,7 @@ def test_the_same_order_under_another_compression_resumes(mix: Path, tmp_path: P
 
 
 def test_a_state_of_another_order_is_refused_by_name(mix: Path, copy: Path) -> None:
-    edit(copy, lambda document: document.update(order_id="f" * 64))
+    built_as(copy, lambda document: document.update(order_id="f" * 64))
     reader = ShardReader(mix)
     state = ShardReader(copy).state_dict()
     for target in (reader, reader.batches()):
@@ -867,7 +883,7 @@ def test_folders_without_a_finished_mix_say_what_they_are(copy: Path, tmp_path: 
 def test_a_newer_major_format_is_refused_and_a_newer_minor_one_is_read(copy: Path) -> None:
     edit(copy, lambda document: document.update(format_version="2.0"))
     with pytest.raises(
-        ManifestError, match=r"format_version 2\.0, but .* reads up to 1\.0; install a newer"
+        ManifestError, match=r"format_version 2\.0, but .* reads up to 1\.1; install a newer"
     ):
         ShardReader(copy)
     edit(
@@ -879,6 +895,39 @@ def test_a_newer_major_format_is_refused_and_a_newer_minor_one_is_read(copy: Pat
         ),
     )
     assert numbers(ShardReader(copy).batches()) == list(range(BATCHES))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["layout"].update(batches_per_step=2),
+        lambda d: d["layout"].update(batches_per_row_group="20"),
+        lambda d: d["layout"].update(batches_per_shard=10),
+        lambda d: d["schema"][0].update(nullable=False),
+        lambda d: d["writer"].update(compression="lz4"),
+        lambda d: d.update(order_id="0" * 64),
+        lambda d: d.update(bytes_id="0" * 64),
+    ],
+)
+def test_a_layout_that_is_not_that_of_the_shards_is_refused_at_once(
+    uneven: Path, tmp_path: Path, change: Callable[[Any], Any]
+) -> None:
+    """Where batches differ in size, no row group tells how many of them it should hold."""
+    out = edit(Path(shutil.copytree(uneven, tmp_path / "copy")), change)
+    with pytest.raises(
+        ManifestError,
+        match=r"manifest\.json: is damaged: its bytes_id is not that of .*--overwrite",
+    ):
+        ShardReader(out)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1", "0.9"])
+def test_a_mix_from_before_shards_were_sealed_is_refused_with_the_way_out(
+    copy: Path, version: str
+) -> None:
+    edit(copy, lambda document: document.update(format_version=version))
+    with pytest.raises(ManifestError, match=f"format_version {version}, from before .*--overwrite"):
+        ShardReader(copy)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '{"format_version": "x"}', "\xff"])

@@ -76,6 +76,14 @@ def edit(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (out / "manifest.json").write_text(json.dumps(found))
 
 
+def edit_plan(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change what the plan says of the manifest."""
+    path = out / "_mix" / "plan.json"
+    found = json.loads(path.read_text())
+    change(found["manifest"])
+    path.write_text(json.dumps(found))
+
+
 def table_path(out: Path, kind: str) -> Path:
     return out / document(out)["tables"][kind]["path"]
 
@@ -148,8 +156,13 @@ def test_a_mix_of_steps_and_of_another_compression_has_no_faults(tmp_path: Path)
 def test_keys_and_tables_of_a_newer_minor_format_are_no_faults(copy: Path) -> None:
     (copy / "_mix" / "hues.bin").write_bytes(b"green")
     entry = {"path": "_mix/hues.bin", "sha256": hashlib.sha256(b"green").hexdigest()}
-    edit(copy, lambda found: found.update(format_version="1.7", hue="green"))
-    edit(copy, lambda found: found["tables"].update(hues=entry))
+
+    def newer(found: dict[str, Any]) -> None:
+        found.update(format_version="1.7", hue="green")
+        found["tables"].update(hues=entry)
+
+    edit(copy, newer)
+    edit_plan(copy, newer)
     assert verify(copy) == []
     (copy / "_mix" / "hues.bin").write_bytes(b"grey")
     assert only_fault(copy).file == "_mix/hues.bin"
@@ -306,6 +319,12 @@ def test_a_shard_of_another_schema_is_found_when_every_digest_agrees(copy: Path)
         (lambda d: d.update(num_rows=241), "manifest", "has num_rows 241, but .* gives 240"),
         (lambda d: d.update(num_bytes="1"), "manifest", "has num_bytes '1', but the shards table"),
         (lambda d: d.update(num_shards=6), "manifest", "has num_shards 6, but .* gives 5"),
+        (
+            lambda d: d["tables"]["states"].update(bytes=7),
+            "manifest",
+            r"has tables\.states\.bytes 7, but the file has \d+",
+        ),
+        (lambda d: d["tables"]["shards"].pop("bytes"), "manifest", r"tables\.shards\.bytes None"),
     ],
 )
 def test_a_manifest_that_tells_another_mix_is_found(
@@ -506,12 +525,38 @@ def test_without_its_plan_a_mix_cannot_be_held_against_sources(
 ) -> None:
     path = copy / "_mix" / "plan.json"
     path.unlink()
-    if text is not None:
+    if text is None:
+        assert verify(copy) == []
+    else:
         path.write_text(text)
-    assert verify(copy) == []
-    fault = only_fault(copy, sources=True)
+        damaged = only_fault(copy)
+        assert damaged.file == "_mix/plan.json"
+        assert damaged.reason.startswith("is no plan of this mix: ")
+    fault = verify(copy, sources=True)[-1]
     assert fault.file == "_mix/plan.json"
     assert "cannot be used to write the shards anew" in fault.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda d: d["datasets"][1].update(epochs=0.25), r"datasets\[1\]\.epochs 0\.25"),
+        (lambda d: d.update(mixshards_version="9.9"), "mixshards_version '9.9'"),
+        (lambda d: d["config"].pop("output"), "config.output 'no such key'"),
+        (lambda d: d["config"]["datasets"]["web"]["path"].append("x"), "config.*path"),
+    ],
+)
+def test_what_the_plan_says_otherwise_is_told_whichever_of_the_two_was_edited(
+    copy: Path, change: Callable[[Any], Any], reason: str
+) -> None:
+    edit(copy, change)
+    fault = only_fault(copy)
+    assert fault.file == "manifest.json"
+    assert re.search(f"has {reason}.* but _mix/plan.json, by which it was built", fault.reason)
+    edit_plan(copy, change)
+    assert verify(copy) == []
+    edit_plan(copy, lambda found: found.update(num_rows=7))
+    assert "has num_rows 240, but _mix/plan.json" in only_fault(copy).reason
 
 
 # Anything at all.
