@@ -29,6 +29,7 @@ ALGORITHM_VERSION = 1
 MANIFEST = "manifest.json"
 PLAN = "_mix/plan.json"
 SCRATCH = "_mix/tmp"
+LOCK = "_mix/lock"
 
 _SEALED = (1, 1)  # the first version whose shards have a seal
 _STATES_PER_GROUP = 1024

@@ -20,6 +20,7 @@ from .catalog import Catalog, Dataset, SourceFile
 from .errors import MixError
 from .formats import Block
 from .manifest import (
+    LOCK,
     MANIFEST,
     PLAN,
     READING,
@@ -321,7 +322,7 @@ class Plan:
             for name in unplanned:
                 folder.delete(name)
             for name in folder.names("_mix"):
-                if "/" not in name:
+                if "/" not in name and f"_mix/{name}" != LOCK:
                     folder.delete(f"_mix/{name}")
             return
         standing = self._standing()

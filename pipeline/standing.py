@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from .manifest import MANIFEST, SCRATCH, Manifest, ManifestError
 from .shard import SHARDS, Footer, ShardRecord, file_sha256, shard_name
-from .storage import Folder
+from .storage import Folder, in_threads
 
 
 def _journal(shard: int) -> str:
@@ -42,8 +42,7 @@ class Standing:
 
     def keep(self) -> None:
         """Put what the finished mix knows into the journal, so that its manifest can go."""
-        for record in self._finished:
-            self.note(record)
+        in_threads(self.note, self._finished)
 
     def note(self, record: ShardRecord) -> None:
         """Remember a shard that has just been put in its place."""

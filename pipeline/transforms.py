@@ -20,7 +20,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import apache_beam as beam
 import apache_beam.runners.portability.fn_api_runner
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from .commit import commit
 from .errors import MixError
 from .gather import RunWriter
-from .manifest import SCRATCH, Manifest
+from .manifest import LOCK, SCRATCH, Manifest
 from .planned import Plan, WritePath
 from .scatter import (
     MAX_SHARD_BYTES,
@@ -733,25 +733,35 @@ def _locked(folder: Folder) -> Iterator[None]:
     if not folder.local:
         yield
         return
-    path = folder.path(f"{SCRATCH}/lock")
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        opened = open(path, "w")  # noqa: SIM115 (it is the context of the whole build below)
+        os.makedirs(folder.path("_mix"), exist_ok=True)
+        lock = _lock(folder.path(LOCK))
+    except BlockingIOError as error:
+        raise BuildError(
+            f"{folder.root}: another build is writing there; wait for it to end"
+        ) from error
     except OSError as error:
         raise BuildError(
             f"output {folder.root} cannot be written to: {error.strerror}; choose another `output`"
         ) from error
-    with opened as lock:
+    with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BuildError(
-                f"{folder.root}: another build is writing there; wait for it to end"
-            ) from error
-        for name in folder.names(SCRATCH):
-            if name.endswith(".part"):
-                folder.delete(f"{SCRATCH}/{name}")
-        try:
+            for name in folder.names(SCRATCH):
+                if name.endswith(".part"):
+                    folder.delete(f"{SCRATCH}/{name}")
             yield
         finally:
-            folder.delete(f"{SCRATCH}/lock")
+            folder.delete(LOCK)
+
+
+def _lock(path: str) -> IO[str]:
+    """A file that is locked. Raises BlockingIOError where another process holds it."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open(path, "w"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it may just have removed it, and then it keeps nobody out.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    stack.pop_all()
+                    return file

@@ -196,7 +196,7 @@ def test_options_that_cannot_work_are_refused_with_the_reason(
 
 
 def test_two_builds_at_once_into_one_folder_are_refused(sources: Path) -> None:
-    lock = sources / "locked" / "_mix" / "tmp" / "lock"
+    lock = sources / "locked" / "_mix" / "lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
