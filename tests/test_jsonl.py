@@ -129,6 +129,24 @@ def test_a_value_that_does_not_fit_a_given_type_names_line_and_value(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "why"),
+    [
+        (pa.date32(), "2024-01-31", "2024-01-32", "Failed to parse string: '2024-01-32'"),
+        (pa.timestamp("us", "UTC"), "2024-01-31T00:00:00Z", "noon", "Failed to parse string: 'no"),
+        (pa.list_(pa.float32(), 2), [1, 2], [1, 2, 3], "a list of 3 values is none of 2"),
+    ],
+)
+def test_a_text_that_is_no_value_of_a_given_type_is_a_bad_line_too(
+    tmp_path, small_blocks, kind, good, bad, why
+):
+    path = write(tmp_path / "a.jsonl", *({"a": bad if n == 40 else good} for n in range(60)))
+    said = message(lambda: scan(path, schema={"a": kind}))
+    assert said.startswith(f"{path}: line 41 cannot be read: {why}")
+    found = scan(path, schema={"a": kind}, skip_bad_lines=True)
+    assert (found.num_rows, found.bad_lines) == (59, 1)
+
+
 def test_values_of_two_types_in_one_column_name_the_line(tmp_path, small_blocks):
     items: list[Any] = [{"a": {"b": n}} for n in range(40)]
     items[33] = {"a": {"b": "33"}}
@@ -174,7 +192,8 @@ def test_objects_that_are_always_empty_tell_no_type(tmp_path):
         (b'[{"a": 1}]', "expected one JSON object a line; this looks like one array"),
         (b'{"a": 1}{"a": 2}', "expected one JSON object a line, found more than one"),
         (b'{"a": 1} null', "expected one JSON object a line, found more than one"),
-        (b'{"a": 1} 7', "Column() changed from object to number"),
+        (b'{"a": 1} 7', "found number where object was expected"),
+        (b'{"a": 1, "b": {"c": [1, "x"]}}', "column 'b.c.[]' has string where number was expected"),
         (b'{"a": 1', "Missing a comma or '}' after an object member."),
         (b'{"a": "\xff"}', "expected UTF-8, found byte 0xff"),
         (b'{"a": 1, "a": 2}', "Column(/a) was specified twice"),

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 from pyarrow import fs
 
+from ..casts import cast
 from . import Block, FileScan, Known, ReadOptions, SourceError, changed
 from .blocks import BLOCK_BYTES, check, from_row, stored_bytes
 
@@ -274,6 +276,9 @@ class _Scanner:
             raise SourceError(
                 f"{self.path}: `schema` has a type that JSON Lines cannot be read as: {error}"
             ) from error
+        # Of these the parser has seen only that they are text, or a list of any length.
+        parsed = {field.name: field.type for field in self._given}
+        self._cast = {name: kind for name, kind in given.items() if parsed[name] != kind}
         self._limit = f"it is longer than max_line_bytes, {self.options.max_line_bytes:,}"
         self._sought = set(given)
         self._seen: set[str] = set()
@@ -353,10 +358,12 @@ class _Scanner:
             try:
                 text.decode()
                 table = _parse(text, self._given, infer=True)
+                for name, kind in self._cast.items():
+                    cast(table[name].combine_chunks(), kind)
             except UnicodeDecodeError as error:
                 why = f"expected UTF-8, found byte 0x{error.object[error.start]:02x}"
             except pa.ArrowException as error:
-                why = str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+                why = _told(error)
             else:
                 if table.num_rows == stop - first:
                     yield first, stop, table
@@ -415,6 +422,16 @@ class _Scanner:
             except _Conflict:
                 return int(lines.number[line])
         return int(lines.number[stop - 1])
+
+
+def _told(error: pa.ArrowException) -> str:
+    """What the parser says of a single line, in our words where its own are not clear."""
+    said = re.sub(r"^JSON parse error: | in row \d+$", "", str(error))
+    found = re.fullmatch(r"Column\(/?(.*)\) changed from (\w+) to (\w+)", said)
+    if found is None:
+        return said
+    where = f"column {found[1].replace('/', '.')!r} has" if found[1] else "found"
+    return f"{where} {found[3]} where {found[2]} was expected"
 
 
 def _quoted(name: str) -> bytes:
