@@ -372,7 +372,9 @@ def scan_datasets(
         assert not isinstance(found, str)  # those were raised above
         by_dataset[spec.name].append((path, found))
         where = f"dataset {spec.name!r}, {path}"
-        schemas[spec.name].setdefault(found.schema, Source(where, found.schema))
+        # A file without a line says nothing of its columns.
+        if found.num_rows or found.schema.names:
+            schemas[spec.name].setdefault(found.schema, Source(where, found.schema))
     datasets: list[Dataset] = []
     sources: list[Source] = []
     for spec in specs:
@@ -384,6 +386,10 @@ def scan_datasets(
             problems.append(str(error))
     _raise_all(problems)
     schema = unify(sources, missing_columns)
+    if not schema.names:
+        raise CatalogError(
+            f"the sources have no columns, first {sources[0].where}; a mix needs at least one"
+        )
     names = dict.fromkeys(name for source in sources for name in source.schema.names)
     dropped = tuple(name for name in names if name not in schema.names)
     catalog = Catalog(tuple(datasets), schema, base, dropped=dropped)
@@ -431,9 +437,11 @@ def _dataset(spec: DatasetSpec, scans: Sequence[tuple[str, FileScan]]) -> Datase
     total = sum(found.num_rows for _, found in scans)
     start, stop = spec.rows[0], total if spec.rows[1] is None else spec.rows[1]
     if total == 0:
+        bad = sum(found.bad_lines for _, found in scans)
+        left_out = f" but {bad:,} line(s) that cannot be read" if bad else ""
         raise CatalogError(
-            f"dataset {spec.name!r}: its {len(scans)} file(s) hold no rows, first {scans[0][0]}; "
-            "remove the dataset, or give it data"
+            f"dataset {spec.name!r}: its {len(scans)} file(s) hold no rows{left_out}, first "
+            f"{scans[0][0]}; remove the dataset, or give it data"
         )
     if start < 0 or stop > total or start >= stop:
         raise CatalogError(

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -162,22 +163,79 @@ def test_whole_numbers_that_a_float_would_round_are_refused(tmp_path, small_bloc
     items = [{"a": 2**53 + 1}, *({"a": 1} for _ in range(apart)), {"a": 1.5}]
     path = write(tmp_path / "a.jsonl", *items)
     said = message(lambda: scan(path))
-    assert said.startswith(f"{path}: column 'a' has the whole number 90071992547409")
-    assert "say `schema: {a: float64}` if that is right" in said
+    assert said.startswith(f"{path}: column 'a' is float64, since some of its numbers have a frac")
+    assert "it has one of about 90071992547409" in said
+    assert "say `schema: {a: ..}`, with float64 if that is right" in said
     found = scan(path, schema={"a": pa.float64()})
     assert read(path, found)[-1] == {"a": 1.5}
     path = write(tmp_path / "b.jsonl", {"n": [{"a": 12345678901234567890}]})
-    assert "column 'n[].a' has the whole number 12345678901234567" in message(lambda: scan(path))
+    said = message(lambda: scan(path))
+    assert "column 'n[].a' is float64" in said
+    assert "of about 1.2345678901234567e+19" in said
+    assert "say `schema: {n: ..}`" in said
 
 
 def test_objects_that_are_always_empty_tell_no_type(tmp_path):
     path = write(tmp_path / "a.jsonl", {"a": {"b": {}}}, {"a": None})
     assert message(lambda: scan(path)) == (
-        f"{path}: column 'a.b' holds only empty objects, which tell no type; say "
-        "`schema: {a: struct<..>}`, or take it out"
+        f"{path}: column 'a.b' holds only empty objects, which tell no type; give column 'a' one "
+        "by `schema`, or take it out"
     )
+    path = write(tmp_path / "b.jsonl", {"a": {"b": {}}}, {"a": {"b": {"c": None}}})
     kind = pa.struct([("b", pa.struct([("c", pa.int64())]))])
     assert scan(path, schema={"a": kind}).schema == pa.schema([("a", kind)])
+
+
+def test_fields_of_a_given_type_that_the_file_does_not_have_are_not_in_its_schema(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"a": {"x": 1, "y": 2}, "l": [{"z": 1}]})
+    given = {
+        "a": pa.struct([("x", pa.int8()), ("X", pa.int8())]),
+        "l": pa.list_(pa.struct([("q", pa.int8()), ("z", pa.int8())])),
+    }
+    assert scan(path, schema=given).schema == pa.schema(
+        [
+            ("a", pa.struct([("x", pa.int8())])),
+            ("l", pa.list_(pa.struct([("z", pa.int8())]))),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [[None, 1]],
+        [None, [None, "x"], ["y", None]],
+        [[None, {"x": [None, 1.5]}]],
+        [[None, None, True], [], [False]],
+        [[[None, [None, 2]]]],
+    ],
+)
+def test_nulls_before_the_first_value_of_a_list_are_kept(tmp_path, values):
+    items = [{"a": value, "b": n} for n, value in enumerate(values)]
+    assert read(write(tmp_path / "a.jsonl", *items)) == items
+
+
+@pytest.mark.parametrize("depth", [70, 5_000])
+def test_what_lies_too_deep_is_refused(tmp_path, depth):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": ' + "[" * depth + "]" * depth + "}\n")
+    assert re.search(r"lists or objects.* deep inside each other$", message(lambda: scan(path)))
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        (b"PAR1rest", "this looks like Parquet: give the file a name that ends in .parquet"),
+        (gzip.compress(b"{}"), "this looks like gzip: give the file a name that ends in .gz"),
+        ("{}".encode("utf-16"), "this looks like UTF-16: save it as UTF-8"),
+        (b'{\n"a": 1\n}\n', "this looks like an object over several lines: write it on one"),
+        (b'[{"a": 1}]', "this looks like one array: write its elements a line each"),
+    ],
+)
+def test_what_is_not_json_lines_is_told_for_what_it_looks_like(tmp_path, data, hint):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    assert f"; {hint}; the line is " in message(lambda: scan(path))
 
 
 # Lines

@@ -35,6 +35,16 @@ _CHUNK_BYTES = 1 << 20
 _NEWLINE, _OBJECT = ord("\n"), ord("{")
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 120
+_MOST_NESTED = 60
+_OTHERS = (
+    (b"PAR1", "Parquet: give the file a name that ends in .parquet"),
+    (b"ARROW1", "Arrow IPC: give the file a name that ends in .arrow"),
+    (b"\xff\xff\xff\xff", "Arrow IPC: give the file a name that ends in .arrow"),
+    (b"\x1f\x8b", "gzip: give the file a name that ends in .gz"),
+    (b"\x28\xb5\x2f\xfd", "zstd: give the file a name that ends in .zst"),
+    (b"\xff\xfe", "UTF-16: save it as UTF-8"),
+    (b"\xfe\xff", "UTF-16: save it as UTF-8"),
+)
 _EXACT = 2**53
 """Below this a float64 holds every whole number, and no other is rounded to it."""
 
@@ -73,6 +83,8 @@ def _reading(path: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise SourceError(f"{path}: no such file") from error
+    except RecursionError as error:
+        raise SourceError(f"{path}: its lists or objects lie too deep inside each other") from error
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{path}: cannot be read as JSON Lines: {error}") from error
 
@@ -130,13 +142,21 @@ def _texts(stream: Any, max_line_bytes: int) -> Iterator[tuple[int, bytes, bool]
 
 def _parse(data: bytes | pa.Buffer, schema: pa.Schema, infer: bool) -> pa.Table:
     """Rows of a text, under the types of a schema; other fields are inferred or left out."""
-    return pa.json.read_json(
+    table = pa.json.read_json(
         pa.BufferReader(data),
         read_options=pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
         parse_options=pa.json.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior="infer" if infer else "ignore"
         ),
     )
+    if infer:
+        try:
+            table.validate()
+        except pa.ArrowInvalid:
+            # While it infers, Arrow loses nulls that stand before the first value of a list.
+            types = pa.schema([f.with_type(_stays_text(f.type)) for f in table.schema])
+            return _parse(data, types, infer=False)
+    return table
 
 
 def parsed_type(kind: pa.DataType) -> pa.DataType:
@@ -280,7 +300,7 @@ class _Scanner:
         parsed = {field.name: field.type for field in self._given}
         self._cast = {name: kind for name, kind in given.items() if parsed[name] != kind}
         self._limit = f"it is longer than max_line_bytes, {self.options.max_line_bytes:,}"
-        self._sought = set(given)
+        self._sought = {name for f in self._given for name in (f.name, *_names(f.type))}
         self._seen: set[str] = set()
 
     def take(self, data: bytes, at: int, first_line: int) -> int:
@@ -318,7 +338,7 @@ class _Scanner:
         """
         given = self.options.schema
         types = {
-            field.name: given.get(field.name, field.type)
+            field.name: self._present(given[field.name]) if field.name in given else field.type
             for field in self.types
             if field.name not in given or field.name in self._seen
         }
@@ -329,18 +349,32 @@ class _Scanner:
             if pa.types.is_struct(kind) and not kind.num_fields:
                 raise SourceError(
                     f"{self.path}: column {path!r} holds only empty objects, which tell no type; "
-                    f"say `schema: {{{path.split('.')[0]}: struct<..>}}`, or take it out"
+                    f"give column {_top(path)!r} one by `schema`, or take it out"
+                )
+            if path.count(".") + path.count("[]") >= _MOST_NESTED:
+                raise SourceError(
+                    f"{self.path}: column {_top(path)!r} has lists or objects more than "
+                    f"{_MOST_NESTED} deep inside each other"
                 )
         for path, (value, line) in self.greatest.items():
             if value >= _EXACT and _type_at(schema, path) == pa.float64():
-                name = path.split(".")[0].removesuffix("[]")
                 raise SourceError(
-                    f"{self.path}: column {path!r} has the whole number {value} (up to line "
-                    f"{line:,}) and others with a fraction or beyond 64 bits, and as float64 its "
-                    f"last digits would be lost; say `schema: {{{name}: float64}}` if that is "
-                    "right, or give a type that holds all of them"
+                    f"{self.path}: column {path!r} is float64, since some of its numbers have a "
+                    f"fraction, an exponent or more than 64 bits, but by line {line:,} it has one "
+                    f"of about {value:.17g}, of which float64 may lose digits; say "
+                    f"`schema: {{{_top(path)}: ..}}`, with float64 if that is right, else with a "
+                    "type that holds all of them"
                 )
         return schema
+
+    def _present(self, kind: pa.DataType) -> pa.DataType:
+        """A given type without those fields of structs whose names the file does not have."""
+        if pa.types.is_struct(kind):
+            fields = [f.with_type(self._present(f.type)) for f in kind if f.name in self._seen]
+            return pa.struct(fields)
+        if pa.types.is_list(kind):
+            return pa.list_(self._present(kind.value_type))
+        return kind
 
     def _good(self, lines: _Lines, first: int, stop: int) -> Iterator[tuple[int, int, pa.Table]]:
         """Runs of good lines, each as it parses; bad ones are refused, or counted and left out.
@@ -349,7 +383,7 @@ class _Scanner:
         """
         if first == stop:
             return
-        why = f"expected one JSON object a line{_hint(lines, first)}"
+        why = "expected one JSON object a line"
         longest = (lines.stop[first:stop] - lines.start[first:stop]).max()
         if longest > self.options.max_line_bytes + 1:
             why = self._limit
@@ -370,7 +404,8 @@ class _Scanner:
                     return
                 why = "expected one JSON object a line, found more than one"
         if stop - first == 1:
-            self._bad(int(lines.number[first]), lines.text(first, stop), why)
+            text = lines.text(first, stop)
+            self._bad(int(lines.number[first]), text, why + _hint(text))
             return
         middle = (first + stop) // 2
         yield from self._good(lines, first, middle)
@@ -439,12 +474,32 @@ def _quoted(name: str) -> bytes:
     return json.dumps(name, ensure_ascii=False).encode()
 
 
-def _hint(lines: _Lines, first: int) -> str:
-    return (
-        "; this looks like one array: write its elements a line each"
-        if lines.text(first, first + 1).lstrip().startswith(b"[")
-        else ""
-    )
+def _hint(line: bytes) -> str:
+    """What a line that is no object may come of."""
+    for start, form in _OTHERS:
+        if line.startswith(start):
+            return f"; this looks like {form}"
+    text = line.strip()
+    if text.startswith(b"["):
+        return "; this looks like one array: write its elements a line each"
+    if text == b"{" or (text.startswith(b"{") and text.endswith((b",", b"{", b"["))):
+        return "; this looks like an object over several lines: write it on one"
+    return ""
+
+
+def _top(path: str) -> str:
+    """The top-level column of a path of ours."""
+    return re.split(r"\.|\[\]", path)[0]
+
+
+def _names(kind: pa.DataType) -> Iterator[str]:
+    """Names of all fields of the structs inside of a type."""
+    if pa.types.is_struct(kind):
+        for inner in kind:
+            yield inner.name
+            yield from _names(inner.type)
+    elif pa.types.is_list(kind):
+        yield from _names(kind.value_type)
 
 
 def _greatest(numbers: pa.Array) -> int:
