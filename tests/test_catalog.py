@@ -565,3 +565,35 @@ def test_two_thousand_files_are_scanned_in_seconds(tmp_path):
     assert time.monotonic() - started < 20
     assert dataset.num_rows == 6000
     assert shape(dataset) == [(f"{number:04d}", 3, 3 * number) for number in range(2000)]
+
+
+# Lines
+
+
+def lines(path: Path, *texts: str) -> str:
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return str(path)
+
+
+def test_a_file_without_lines_says_nothing_of_columns(tmp_path):
+    lines(tmp_path / "a.jsonl", '{"x": 1}')
+    lines(tmp_path / "b.jsonl")
+    found = scan_datasets([DatasetSpec("a", (str(tmp_path),))], str(tmp_path))
+    assert found.schema == pa.schema([("x", pa.int64())])
+    assert [file.num_rows for file in found.datasets[0].files] == [1, 0]
+
+
+def test_sources_without_a_column_are_refused(tmp_path):
+    path = lines(tmp_path / "a.jsonl", "{}", "{}")
+    with pytest.raises(
+        CatalogError, match=r"^the sources have no columns, first dataset 'a', .*a\."
+    ):
+        scan_datasets([DatasetSpec("a", (path,))], str(tmp_path))
+
+
+def test_a_dataset_of_nothing_but_bad_lines_says_so(tmp_path):
+    path = lines(tmp_path / "a.jsonl", "x", "y")
+    spec = DatasetSpec("a", (path,), on_bad_line="skip")
+    message = r"hold no rows but 2 line\(s\) that cannot be read, first .*a\.jsonl; remove the data"
+    with pytest.raises(CatalogError, match=message):
+        scan_datasets([spec], str(tmp_path))
