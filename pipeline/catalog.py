@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 from typing import Literal
 from urllib.parse import quote, unquote
 
@@ -152,9 +151,12 @@ def _is_data(relative: str) -> bool:
 
 def _data_alone(names: Iterable[str]) -> list[str]:
     """The names without those of the notes that ``datasets`` leaves beside its Arrow files."""
-    found = [PurePosixPath(name) for name in names]
-    saved = {name.parent for name in found if name.suffix == ".arrow"}
-    return [str(n) for n in found if not (n.name in _SAVED_NOTES and n.parent in saved)]
+    found = list(names)
+    saved = {name.rpartition("/")[0] for name in found if name.endswith(".arrow")}
+    if not saved:
+        return found
+    notes = {f"{folder}/{note}".lstrip("/") for folder in saved for note in _SAVED_NOTES}
+    return [name for name in found if name not in notes]
 
 
 def _listing(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
@@ -282,6 +284,7 @@ def _files(dataset: str, paths: Sequence[str], base: str) -> list[str]:
     """
     seen: dict[str, tuple[str, str]] = {}
     files: list[str] = []
+    real = functools.cache(os.path.realpath)  # thousands of files lie in few folders
     for written in paths:
         try:
             found = _expand(written, base)
@@ -290,7 +293,11 @@ def _files(dataset: str, paths: Sequence[str], base: str) -> list[str]:
         for path in found:
             place = resolve(path, base)[1]
             scheme = path.partition("://")[0]
-            full = os.path.realpath(place) if is_local(path) else f"{scheme}://{place}"
+            full = f"{scheme}://{place}"
+            if is_local(path):
+                folder, name = os.path.split(place)
+                full = os.path.join(real(folder), name)
+                full = os.path.realpath(full) if os.path.islink(full) else full
             if full in seen:
                 other, by = seen[full]
                 same = "" if other == path else f" (it is the same file as {other})"

@@ -40,7 +40,7 @@ from .shard import (
     shard_name,
     shard_schema,
 )
-from .storage import Folder
+from .storage import Folder, resolve
 from .version import __version__
 
 __all__ = ["Plan", "PlanError", "plan"]
@@ -188,8 +188,8 @@ def _check_output_apart(folder: Folder, catalog: Catalog, specs: Sequence[Datase
                 )
     for dataset in catalog.datasets:
         for file in dataset.files:
-            source = Folder.at(file.path, catalog.base)
-            if source.filesystem == folder.filesystem and source.root.startswith(folder.root + "/"):
+            filesystem, path = resolve(file.path, catalog.base)
+            if path.startswith(folder.root + "/") and filesystem == folder.filesystem:
                 raise PlanError(
                     f"dataset {dataset.name!r}: {file.path} lies inside the output folder "
                     f"{folder.root}; choose an `output` apart from the sources"
