@@ -49,25 +49,30 @@ def _footer(file: pa.NativeFile, path: str) -> tuple[pq.FileMetaData, str]:
 
 @contextlib.contextmanager
 def _opened(
-    filesystem: fs.FileSystem, path: str, batch_bytes: int = 0
-) -> Iterator[tuple[pq.ParquetFile, str, int]]:
-    """The open file, its digest and its size in bytes."""
+    filesystem: fs.FileSystem, path: str
+) -> Iterator[tuple[pa.NativeFile, pq.FileMetaData, str]]:
+    """The open file, its footer and its digest."""
     try:
         with filesystem.open_input_file(path) as file:
-            metadata, digest = _footer(file, path)
-            buffer_bytes, whole = _fetch(metadata, filesystem.type_name == "local", batch_bytes)
-            parquet = pq.ParquetFile(
-                file,
-                metadata=metadata,
-                buffer_size=buffer_bytes,
-                pre_buffer=whole,
-                page_checksum_verification=True,
-            )
-            yield parquet, digest, file.size()
+            yield file, *_footer(file, path)
     except FileNotFoundError as error:
         raise SourceError(f"{path}: no such file") from error
     except (pa.ArrowException, OSError) as error:
         raise SourceError(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+def _decoder(
+    file: pa.NativeFile, metadata: pq.FileMetaData, local: bool, batch_bytes: int
+) -> pq.ParquetFile:
+    """What decodes an open file."""
+    buffer_bytes, whole = _fetch(metadata, local, batch_bytes)
+    return pq.ParquetFile(
+        file,
+        metadata=metadata,
+        buffer_size=buffer_bytes,
+        pre_buffer=whole,
+        page_checksum_verification=True,
+    )
 
 
 def _fetch(metadata: pq.FileMetaData, local: bool, batch_bytes: int) -> tuple[int, bool]:
@@ -96,8 +101,7 @@ def scan(filesystem: fs.FileSystem, path: str, options: ReadOptions) -> FileScan
     Raises:
         SourceError: the file is missing, truncated or no Parquet.
     """
-    with _opened(filesystem, path) as (parquet, digest, size):
-        metadata = parquet.metadata
+    with _opened(filesystem, path) as (file, metadata, digest):
         column_bytes: dict[str, int] = {}
         # One row group stands for all: walking every one of a wide file costs more than it tells.
         if metadata.num_row_groups:
@@ -107,9 +111,9 @@ def scan(filesystem: fs.FileSystem, path: str, options: ReadOptions) -> FileScan
                 column_bytes[column.path_in_schema] = int(column.total_compressed_size * scale)
         return FileScan(
             num_rows=metadata.num_rows,
-            num_bytes=size,
+            num_bytes=file.size(),
             digest=digest,
-            schema=parquet.schema_arrow.remove_metadata(),
+            schema=metadata.schema.to_arrow_schema().remove_metadata(),
             column_bytes=column_bytes,
             group_rows=tuple(
                 metadata.row_group(place).num_rows for place in range(metadata.num_row_groups)
@@ -131,9 +135,11 @@ def read_from(
         SourceChangedError: the footer or the size is not what the digest was taken of.
         SourceError: the file cannot be read or a page is damaged.
     """
-    with _opened(filesystem, path, batch_bytes) as (parquet, found, _):
+    local = filesystem.type_name == "local"
+    with _opened(filesystem, path) as (file, metadata, found):
         if found != known.digest:
             raise changed(path, "digest", f"{known.digest[:16]}..", f"{found[:16]}..")
+        parquet = _decoder(file, metadata, local, batch_bytes)
         yield from _rows_from(parquet, row, columns, batch_bytes)
 
 
@@ -145,7 +151,9 @@ def read_staged(
     Raises:
         SourceError: the file cannot be read or a page is damaged.
     """
-    with _opened(filesystem, path, batch_bytes) as (parquet, _, _):
+    local = filesystem.type_name == "local"
+    with _opened(filesystem, path) as (file, metadata, _):
+        parquet = _decoder(file, metadata, local, batch_bytes)
         yield from _rows_from(parquet, row, columns, batch_bytes)
 
 
