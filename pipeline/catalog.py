@@ -52,6 +52,11 @@ class SourceFile:
     group_rows: tuple[int, ...]
     blocks: tuple[Block, ...] = ()
 
+    @functools.cached_property
+    def blocks_sha256(self) -> str:
+        """What stands for the blocks, of which a file may have very many."""
+        return hashlib.sha256(repr(self.blocks).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -113,7 +118,7 @@ def staged_name(catalog: Catalog, dataset: Dataset, file: SourceFile) -> str:
     """Where a file lies when staged: a name that stands for its content, blocks and types."""
     sha256 = hashlib.sha256(catalog.schema.serialize())
     reading = dict(dataset.schema or {}).items()
-    for part in (file.digest, file.blocks, catalog.source_columns(dataset), reading):
+    for part in (file.digest, file.blocks_sha256, catalog.source_columns(dataset), reading):
         sha256.update(repr(part).encode())
     return f"{STAGE}/{sha256.hexdigest()[:32]}.parquet"
 

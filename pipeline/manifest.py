@@ -315,8 +315,7 @@ class Manifest:
             numbers = tuple(map(int, version.split(".")))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ManifestError(
-                f"{where}: is no manifest of a mix ({error!r:.200}); restore the file, or build "
-                "with --overwrite"
+                f"{where}: is no manifest of a mix ({error!r:.200}); {_MEND}"
             ) from error
         if numbers < _SEALED:
             raise ManifestError(
@@ -331,9 +330,7 @@ class Manifest:
         try:
             _check(document)
         except ValueError as error:
-            raise ManifestError(
-                f"{where}: is damaged: {error}; restore the file, or build with --overwrite"
-            ) from None
+            raise ManifestError(f"{where}: is damaged: {error}; {_MEND}") from None
         return cls(document)
 
     def check_bytes_id(self, folder: Folder) -> None:

@@ -311,12 +311,11 @@ class _StageFiles(beam.DoFn):
 
     def setup(self) -> None:
         self._catalog = Plan.load(Folder.at(self._path)).catalog
+        self._files = to_stage(self._catalog)
 
     def process(self, span: Span) -> Iterator[int]:
-        files = to_stage(self._catalog)
-
         def stage(number: int) -> int:
-            stage_file(self._catalog, *files[number])
+            stage_file(self._catalog, *self._files[number])
             return number
 
         yield from side_by_side(stage, range(*span[:2]), self._threads)

@@ -6,6 +6,7 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -130,6 +131,21 @@ def format_of(path: str) -> Format | None:
 def known_suffixes() -> str:
     """The suffixes that some format claims, for messages."""
     return ", ".join(suffix for module in _formats() for suffix in module.SUFFIXES)
+
+
+@contextlib.contextmanager
+def reading(path: str, form: str, *others: type[Exception]) -> Iterator[None]:
+    """Name the file, and what it was read as, in what goes wrong; ``others`` are the form's own.
+
+    Raises:
+        SourceError: the file is missing or cannot be read.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise SourceError(f"{path}: no such file") from error
+    except (pa.ArrowException, OSError, *others) as error:
+        raise SourceError(f"{path}: cannot be read as {form}: {error}") from error
 
 
 def changed(path: str, what: str, expected: object, found: object) -> SourceChangedError:

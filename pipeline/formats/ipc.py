@@ -19,7 +19,7 @@ from itertools import islice
 import pyarrow as pa
 from pyarrow import fs
 
-from . import Block, FileScan, Known, ReadOptions, SourceError, changed, top_level
+from . import Block, FileScan, Known, ReadOptions, SourceError, changed, reading, top_level
 from .blocks import BLOCK_BYTES, check, from_row, stored_bytes
 
 SUFFIXES: tuple[str, ...] = (".arrow", ".arrows", ".feather", ".ipc")
@@ -37,13 +37,11 @@ _PLACE = struct.Struct("<qi4xq")  # a Block of File.fbs: offset, size of metadat
 @contextlib.contextmanager
 def _opened(filesystem: fs.FileSystem, path: str) -> Iterator[pa.NativeFile]:
     """The open file; what goes wrong with it names it."""
-    try:
-        with filesystem.open_input_file(path) as file:
-            yield file
-    except FileNotFoundError as error:
-        raise SourceError(f"{path}: no such file") from error
-    except (pa.ArrowException, OSError, struct.error, IndexError) as error:
-        raise SourceError(f"{path}: cannot be read as Arrow IPC: {error}") from error
+    with (
+        reading(path, "Arrow IPC", struct.error, IndexError),
+        filesystem.open_input_file(path) as file,
+    ):
+        yield file
 
 
 @dataclass(frozen=True)

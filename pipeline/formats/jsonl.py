@@ -23,8 +23,9 @@ import pyarrow.json
 from numpy.typing import NDArray
 from pyarrow import fs
 
+from ..arrow_types import is_list
 from ..casts import cast
-from . import Block, FileScan, Known, ReadOptions, SourceError, changed
+from . import Block, FileScan, Known, ReadOptions, SourceError, changed, reading
 from .blocks import BLOCK_BYTES, check, from_row, stored_bytes
 
 _PLAIN = (".jsonl", ".ndjson", ".json")
@@ -80,19 +81,16 @@ class _Hashed(io.RawIOBase):
 def _reading(path: str) -> Iterator[None]:
     """Name the file in what goes wrong while it is read."""
     try:
-        yield
-    except FileNotFoundError as error:
-        raise SourceError(f"{path}: no such file") from error
+        with reading(path, "JSON Lines"):
+            yield
     except RecursionError as error:
         raise SourceError(f"{path}: its lists or objects lie too deep inside each other") from error
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{path}: cannot be read as JSON Lines: {error}") from error
 
 
-def _text(stream: Any, path: str) -> Any:
-    """The text of a stream, decompressed where the file's name says that it is compressed."""
-    codec = next((codec for end, codec in _CODECS.items() if path.lower().endswith(end)), None)
-    return stream if codec is None else pa.CompressedInputStream(stream, codec)
+def _decompressed(stream: Any, path: str) -> pa.NativeFile:
+    """The text of a stream of a compressed file, whose name says how it is compressed."""
+    codec = next(codec for end, codec in _CODECS.items() if path.lower().endswith(end))
+    return pa.CompressedInputStream(stream, codec)
 
 
 def _full(stream: Any, size: int) -> bytes:
@@ -163,7 +161,7 @@ def parsed_type(kind: pa.DataType) -> pa.DataType:
     """The type that text is parsed as to become another one: Arrow's parser knows only some."""
     if pa.types.is_struct(kind):
         return pa.struct([f.with_type(parsed_type(f.type)).with_nullable(True) for f in kind])
-    if _is_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(parsed_type(kind.value_type))
     if pa.types.is_dictionary(kind):
         return parsed_type(kind.value_type)
@@ -172,10 +170,6 @@ def parsed_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_float16(kind):
         return pa.float32()
     return kind
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _stays_text(kind: pa.DataType) -> pa.DataType:
@@ -345,7 +339,8 @@ class _Scanner:
         # As the first line has them: the parser puts given columns before all others.
         first = [name for name in self.order if name in types]
         schema = pa.schema([(name, types[name]) for name in dict.fromkeys([*first, *types])])
-        for path, kind in _paths(list(schema)):
+        kinds = dict(_paths(list(schema)))
+        for path, kind in kinds.items():
             if pa.types.is_struct(kind) and not kind.num_fields:
                 raise SourceError(
                     f"{self.path}: column {path!r} holds only empty objects, which tell no type; "
@@ -357,7 +352,7 @@ class _Scanner:
                     f"{_MOST_NESTED} deep inside each other"
                 )
         for path, (value, line) in self.greatest.items():
-            if value >= _EXACT and _type_at(schema, path) == pa.float64():
+            if value >= _EXACT and kinds.get(path) == pa.float64():
                 raise SourceError(
                     f"{self.path}: column {path!r} is float64, since some of its numbers have a "
                     f"fraction, an exponent or more than 64 bits, but by line {line:,} it has one "
@@ -517,14 +512,6 @@ def _greatest(numbers: pa.Array) -> int:
     return int(whole.max()) if len(whole) else 0
 
 
-def _type_at(schema: pa.Schema, path: str) -> pa.DataType | None:
-    """The type of an inner column, by the path that ``_numbers`` gives it."""
-    for name, found in _paths(list(schema)):
-        if name == path:
-            return found
-    return None
-
-
 def _paths(fields: list[pa.Field], parent: str = "") -> Iterator[tuple[str, pa.DataType]]:
     for one in fields:
         name, kind = parent + one.name, one.type
@@ -545,7 +532,9 @@ def scan(filesystem: fs.FileSystem, path: str, options: ReadOptions) -> FileScan
     scanner = _Scanner(path, options)
     with _reading(path), filesystem.open_input_stream(path, compression=None) as stream:
         hashed = _Hashed(stream)
-        text = hashed if opens_anywhere(path) else _text(pa.PythonFile(hashed, mode="r"), path)
+        text = (
+            hashed if opens_anywhere(path) else _decompressed(pa.PythonFile(hashed, mode="r"), path)
+        )
         line = 1
         for at, data, whole in _texts(text, options.max_line_bytes):
             if whole:
@@ -591,7 +580,7 @@ def read_from(
     with _reading(path), filesystem.open_input_file(path) as file:
         if file.size() != known.num_bytes:
             raise changed(path, "a size of", f"{known.num_bytes:,} bytes", f"{file.size():,}")
-        stream = None if opens_anywhere(path) else _text(file, path)
+        stream = None if opens_anywhere(path) else _decompressed(file, path)
         at = 0
         for block, skip in from_row(known, row):
             if stream is None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from . import FileScan, Known, ReadOptions, SourceError, changed, stems
+from . import FileScan, Known, ReadOptions, SourceError, changed, reading, stems
 
 SUFFIXES: tuple[str, ...] = (".parquet", ".pq")
 
@@ -52,20 +52,15 @@ def _opened(
     filesystem: fs.FileSystem, path: str
 ) -> Iterator[tuple[pa.NativeFile, pq.FileMetaData, str]]:
     """The open file, its footer and its digest."""
-    try:
-        with filesystem.open_input_file(path) as file:
-            yield file, *_footer(file, path)
-    except FileNotFoundError as error:
-        raise SourceError(f"{path}: no such file") from error
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{path}: cannot be read as Parquet: {error}") from error
+    with reading(path, "Parquet"), filesystem.open_input_file(path) as file:
+        yield file, *_footer(file, path)
 
 
 def _decoder(
-    file: pa.NativeFile, metadata: pq.FileMetaData, local: bool, batch_bytes: int
+    filesystem: fs.FileSystem, file: pa.NativeFile, metadata: pq.FileMetaData, batch_bytes: int
 ) -> pq.ParquetFile:
     """What decodes an open file."""
-    buffer_bytes, whole = _fetch(metadata, local, batch_bytes)
+    buffer_bytes, whole = _fetch(metadata, filesystem.type_name == "local", batch_bytes)
     return pq.ParquetFile(
         file,
         metadata=metadata,
@@ -135,11 +130,10 @@ def read_from(
         SourceChangedError: the footer or the size is not what the digest was taken of.
         SourceError: the file cannot be read or a page is damaged.
     """
-    local = filesystem.type_name == "local"
     with _opened(filesystem, path) as (file, metadata, found):
         if found != known.digest:
             raise changed(path, "digest", f"{known.digest[:16]}..", f"{found[:16]}..")
-        parquet = _decoder(file, metadata, local, batch_bytes)
+        parquet = _decoder(filesystem, file, metadata, batch_bytes)
         yield from _rows_from(parquet, row, columns, batch_bytes)
 
 
@@ -151,9 +145,8 @@ def read_staged(
     Raises:
         SourceError: the file cannot be read or a page is damaged.
     """
-    local = filesystem.type_name == "local"
     with _opened(filesystem, path) as (file, metadata, _):
-        parquet = _decoder(file, metadata, local, batch_bytes)
+        parquet = _decoder(filesystem, file, metadata, batch_bytes)
         yield from _rows_from(parquet, row, columns, batch_bytes)
 
 
