@@ -1,0 +1,170 @@
+"""Row groups of a finished mix as tables, each held against the manifest before it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .errors import ReaderError
+from .manifest import Manifest
+from .pad import PadError, pad_value
+from .pages import PageError, check_pages
+from .shard import MIX_BATCH, Footer, ShardError, check_shard, describe, open_shard, shard_name
+from .storage import Folder, is_unreachable
+
+_MEND = "`mixshards verify` lists all faults, and building again mends them"
+
+
+class Group(NamedTuple):
+    """A decoded row group: batch ``first + i`` is rows ``edges[i]`` to ``edges[i + 1]``."""
+
+    table: pa.Table
+    first: int
+    edges: Sequence[int]
+
+    def batch(self, n: int) -> pa.Table:
+        """Batch n of the mix, which lies in this group."""
+        place = n - self.first
+        start, stop = self.edges[place], self.edges[place + 1]
+        return self.table.slice(start, stop - start)
+
+
+class Decoder:
+    """Decodes row groups of a mix. One open shard, one thread."""
+
+    def __init__(self, folder: Folder, manifest: Manifest, columns: Sequence[str] | None) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._layout = manifest.layout
+        known = self._known = [column["name"] for column in manifest.document["schema"]]
+        if isinstance(columns, str):
+            raise ReaderError(f"columns must be a list of names, such as [{columns!r}]")
+        for name in columns or ():
+            if name not in known:
+                raise ReaderError(f"no column {name!r}; the mix has {', '.join(known)}")
+        self._columns = self._decoded = None if columns is None else list(columns)
+        if self._columns is not None and manifest.rows_per_batch is None:
+            # Where batches differ in size, this column says where each begins.
+            self._decoded = [*self._columns, MIX_BATCH]
+        self._open: tuple[tuple[int, int], pq.ParquetFile, pa.NativeFile] | None = None
+
+    def anew(self) -> Decoder:
+        """The same with no shard open."""
+        return Decoder(self._folder, self._manifest, self._columns)
+
+    @property
+    def num_batches(self) -> int:
+        """Length of the mix."""
+        return self._layout.num_batches
+
+    def schema(self, n: int) -> pa.Schema:
+        """All columns, as the shard of batch n has them."""
+        return self._shard(self.group_of(n)[0])[0].schema_arrow.remove_metadata()
+
+    def pad_values(self, pad: Mapping[str, object], start: int) -> dict[str, np.generic]:
+        """The value of each padded column in its dtype, which the shard of a start tells.
+
+        Raises:
+            ReaderError: there is no such column, or its type or value is none to pad with.
+            ShardError: the shard is gone, damaged or not the one that belongs there.
+        """
+        if not isinstance(pad, Mapping):
+            raise ReaderError(
+                f"pad must map names of columns to values, such as {{'features': 0.0}}, "
+                f"found {pad!r}"
+            )
+        for name in pad:
+            if name not in self._known:
+                raise ReaderError(f"pad: no column {name!r}; the mix has {', '.join(self._known)}")
+            if self._columns is not None and name not in self._columns:
+                raise ReaderError(f"pad: column {name!r} is not among columns={self._columns}")
+        # Another decoder, so that its shard closes at once.
+        schema = self.anew().schema(start % self.num_batches)
+        values = {}
+        for name, value in pad.items():
+            kind = schema.field(name).type
+            try:
+                values[name] = pad_value(kind, value)
+            except PadError as error:
+                raise ReaderError(f"pad: column {name!r} of type {kind}: {error}") from error
+        return values
+
+    def group_of(self, n: int) -> tuple[int, int]:
+        """Shard and row group in which batch n lies."""
+        shard, place = divmod(n, self._layout.batches_per_shard)
+        return shard, place // self._layout.batches_per_row_group
+
+    def decode(self, key: tuple[int, int]) -> Group:
+        """A row group as a table, and where its batches begin.
+
+        Raises:
+            ShardError: the shard is gone, damaged or not the one that belongs there.
+        """
+        shard, group = key
+        parquet, file = self._shard(shard)
+        where = f"{self._folder.root}/{shard_name(shard)}: row group {group}"
+        try:
+            if self._folder.local:  # elsewhere a request a page, and a store has its own checksums
+                check_pages(file, parquet.metadata, group, self._decoded)
+            table = parquet.read_row_group(group, columns=self._decoded)
+            rows_held = parquet.metadata.row_group(group).num_rows
+            if table.num_rows != rows_held:
+                raise PageError(f"{table.num_rows} rows in it can be read, expected {rows_held}")
+        except (pa.ArrowException, OSError, PageError) as error:
+            if is_unreachable(error):
+                raise ShardError(f"{where} cannot be read: {error}") from error
+            raise ShardError(f"{where} is damaged: {error}; {_MEND}") from error
+        first, batches = self._layout.shard(shard)
+        begin = first + group * self._layout.batches_per_row_group
+        end = min(begin + self._layout.batches_per_row_group, first + batches)
+        rows = self._manifest.rows_per_batch
+        if rows is not None:
+            edges: Sequence[int] = range(0, (end - begin + 1) * rows, rows)
+        else:
+            numbers = table.column(MIX_BATCH).to_numpy()
+            places = np.searchsorted(numbers, np.arange(begin, end + 1))
+            expected = np.repeat(np.arange(begin, end), np.diff(places))
+            # Elsewhere the number of rows tells; here only this column does.
+            if not np.array_equal(numbers, expected):
+                raise ShardError(f"{where} holds other rows than batches {begin} to {end}; {_MEND}")
+            edges = places.tolist()
+        return Group(table if self._columns is None else table.select(self._columns), begin, edges)
+
+    def _shard(self, shard: int) -> tuple[pq.ParquetFile, pa.NativeFile]:
+        opened = self._open
+        key = os.getpid(), shard  # a forked process opens files of its own
+        if opened is not None and opened[0] == key:
+            return opened[1:]
+        name = shard_name(shard)
+        where = f"{self._folder.root}/{name}"
+        try:
+            file = self._folder.open(name)
+        except OSError as error:
+            raise ShardError(f"{where}: cannot be opened: {error}") from error
+        parquet, footer = open_shard(
+            file, where, pre_buffer=not self._folder.local, page_checksum_verification=True
+        )
+        first, batches = self._layout.shard(shard)
+        expected = Footer(self._manifest.bytes_id, shard, first, batches)
+        check_shard(parquet, footer, expected, self._manifest.group_rows(shard), where)
+        self._check_schema(parquet, where)
+        self._open = (key, parquet, file)
+        return parquet, file
+
+    def _check_schema(self, parquet: pq.ParquetFile, where: str) -> None:
+        """Hold a shard's columns against the manifest, since no checksum covers its footer."""
+        planned = self._manifest.document["schema"]
+        try:
+            found = describe(parquet.schema_arrow)
+        except (pa.ArrowException, ValueError) as error:
+            raise ShardError(f"{where}: its schema is damaged: {error}; {_MEND}") from error
+        names = [column["name"] for column in found]
+        # Another pyarrow may write the same type with other words.
+        same = self._manifest.document["writer"]["pyarrow"] == pa.__version__
+        if (same and found != planned) or names != [column["name"] for column in planned]:
+            raise ShardError(f"{where}: has columns {found}, expected {planned}; {_MEND}")
