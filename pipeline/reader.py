@@ -9,8 +9,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,8 @@ from .decoder import Decoder, Group
 from .errors import ReaderError
 from .manifest import Manifest
 from .pad import PadError, pad_lists
-from .shard import Layout
+from .share import Remainder, Share, Skips, Split, integer, read_state, state
 from .storage import Folder
-
-Split = Literal["rows", "batches"]
-Remainder = Literal["drop", "repeat"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +40,11 @@ class PaddedBatch:
 
 
 @dataclass
-class _Place:
-    """The next batch of an iterator; it outlives the iterator, so that a reader can tell it."""
+class _Stand:
+    """Where an iterator stands; it outlives the iterator, so that a reader can tell it."""
 
-    next_batch: int
+    share: Share
+    place: int
 
 
 class ShardReader:
@@ -66,12 +64,15 @@ class ShardReader:
         self.manifest.check_bytes_id(self._folder)
         self._decoder = Decoder(self._folder, self.manifest, None)
         self._last: tuple[tuple[int, int], Group] | None = None
-        self._start = 0
-        self._place = _Place(0)
+        self._loaded: dict[str, Any] | None = None
+        self._stand = _Stand(self._whole(Skips()), 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its path and a loaded state: a copy opens files of its own."""
-        return _opened, (self._folder.uri, self._start)
+        return _opened, (self._folder.uri, self._loaded)
+
+    def __repr__(self) -> str:
+        return f"ShardReader({self._folder.uri!r})"
 
     def __len__(self) -> int:
         return self.manifest.layout.num_batches
@@ -117,6 +118,8 @@ class ShardReader:
         read_ahead: int = 2,
         remainder: Remainder = "drop",
         pad: Mapping[str, object] | None = None,
+        skip_batches: Iterable[tuple[int, int]] = (),
+        micro_batches: int | None = None,
     ) -> Batches:
         """What rank ``rank`` of ``world_size`` trains on, batch after batch, to the end of the mix.
 
@@ -142,6 +145,14 @@ class ShardReader:
         numbers or booleans, or of lists of these that have one length within the batch. The value
         must fit the column's dtype exactly; in a column of floats a float is rounded to it.
 
+        ``skip_batches`` leaves batches out on every rank: ranges (first, past the last) of batch
+        numbers. What follows moves up: steps of whole batches are made of those that are left. A
+        state records them, and those of a loaded state are left out too.
+
+        ``micro_batches=m`` gives, instead of each batch, a list of m parts of it for accumulating
+        gradients: part j has every m-th of the rank's rows from row j on, so that each sees nearly
+        the mixture. m must divide the rank's rows, unless ``uneven=True``.
+
         Raises:
             ReaderError: an argument is out of range, does not divide what it must, or names no
                 column or no value of it. While iterating: a null, or inner lists of several
@@ -151,36 +162,41 @@ class ShardReader:
         """
         if start_shard is not None and start_batch is not None:
             raise ReaderError("give start_shard or start_batch, not both")
-        start = self._start if start_batch is None else start_batch
+        skips = asked = Skips.of(skip_batches, len(self))
+        start = 0 if start_batch is None else start_batch
         if start_shard is not None:
-            start_shard = _integer("start_shard", start_shard)
+            start_shard = integer("start_shard", start_shard)
             if not 0 <= start_shard <= self.num_shards:
                 raise ReaderError(
                     f"start_shard {start_shard} is outside 0..{self.num_shards}: the mix has "
                     f"{self.num_shards} shards"
                 )
             start = min(start_shard * self.manifest.layout.batches_per_shard, len(self))
+        loaded = self._loaded if start_shard is None and start_batch is None else None
+        if loaded is not None:
+            start, skips = read_state(loaded, self.manifest, asked)
+        share = Share.of(
+            self.manifest, rank, world_size, split, uneven, remainder, micro_batches, skips
+        )
         batches = Batches(
             self._folder,
             self.manifest,
+            share,
             start,
-            rank,
-            world_size,
-            split,
+            asked,
             columns,
-            uneven,
             read_ahead,
-            remainder,
             pad,
+            micro_batches is not None,
         )
-        if start_shard is None and start_batch is None:
-            self._start = 0
-        self._place = batches._place
+        if loaded is not None:
+            self._loaded = None
+        self._stand = batches._stand
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the latest :meth:`batches` stands: ``order_id`` and the next batch."""
-        return {"order_id": self.manifest.order_id, "next_batch": self._place.next_batch}
+        """Where the latest :meth:`batches` stands: ``order_id``, next batch, skipped batches."""
+        return state(self.manifest, self._stand.share, self._stand.place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next :meth:`batches` that is given no start begin at a state.
@@ -188,137 +204,115 @@ class ShardReader:
         Raises:
             ReaderError: it is no state, or of a mix with another order.
         """
-        self._start = _next_batch(state, self.manifest)
-        self._place = _Place(self._start)
+        number, skips = read_state(state, self.manifest, Skips())
+        share = self._whole(skips)
+        self._loaded, self._stand = dict(state), _Stand(share, share.place(number))
+
+    def _whole(self, skips: Skips) -> Share:
+        layout = self.manifest.layout
+        return Share(layout.num_batches, layout.batches_per_step, skips=skips)
 
 
-def _opened(path: str, start: int) -> ShardReader:
+def _opened(path: str, loaded: dict[str, Any] | None) -> ShardReader:
     reader = ShardReader(path)
-    reader._start = start
+    if loaded is not None:
+        reader.load_state_dict(loaded)
     return reader
 
 
 class Batches(Iterator[Any]):
     """Batches of one rank, and the place in the order that they have reached; see ``batches``.
 
-    Each is a Table, or a :class:`PaddedBatch` where ``pad`` was given. ``len`` is how many are
-    still to come. A state counts what was handed out, not what was read ahead, and is the same on
-    all ranks after the same number of steps. Where ``remainder="repeat"`` fills up the last step
-    of a mix with ``batches_per_step``, it counts on past the mix's end; without that key the end
-    is the mix's number of batches, from which every world size has nothing left. After an error
-    the next call tries the same batch again; a forked process goes on from where its parent stood.
+    Each is a Table, a :class:`PaddedBatch` where ``pad`` was given, or with ``micro_batches`` a
+    list of these. ``len`` is how many are still to come. A state counts what was handed out, not
+    what was read ahead, and is the same on all ranks after the same number of steps. Where
+    ``remainder="repeat"`` fills up the last step of a mix with ``batches_per_step``, it counts on
+    past the mix's end; without that key the end is the mix's number of batches, from which every
+    world size has nothing left. After an error the next call tries the same batch again; a forked
+    process goes on from where its parent stood.
+
+    With ``part=(w, W)``, of W that take turns, it is the w-th: every W-th batch from the w-th on,
+    and its state says where it stands itself.
     """
 
     def __init__(
         self,
         folder: Folder,
         manifest: Manifest,
+        share: Share,
         start: int,
-        rank: int,
-        world_size: int,
-        split: Split | None,
+        asked: Skips,
         columns: Sequence[str] | None,
-        uneven: bool,
         read_ahead: int,
-        remainder: Remainder,
         pad: Mapping[str, object] | None,
+        in_micro_batches: bool,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
-        layout = manifest.layout
-        if split is None:
-            differ = manifest.rows_per_batch is None and not uneven
-            split = "batches" if layout.batches_per_step or differ else "rows"
-        rank, world_size = _integer("rank", rank), _integer("world_size", world_size)
-        if world_size < 1:
-            raise ReaderError(f"world_size must be at least 1, not {world_size}")
-        if not 0 <= rank < world_size:
-            raise ReaderError(
-                f"rank {rank} is outside 0..{world_size - 1} (world_size {world_size})"
-            )
-        read_ahead = _integer("read_ahead", read_ahead)
+        read_ahead = integer("read_ahead", read_ahead)
         if read_ahead < 0:
             raise ReaderError(f"read_ahead must be at least 0, not {read_ahead}")
-        if remainder not in ("drop", "repeat"):
-            raise ReaderError(f"remainder must be 'drop' or 'repeat', not {remainder!r}")
-        if remainder == "repeat" and split == "rows":
-            raise ReaderError(
-                "remainder='repeat' fills up steps of whole batches, but with split='rows' every "
-                "batch is a step of its own: use split='batches', or leave remainder out"
-            )
         self._manifest = manifest
-        self._rank, self._world_size = rank, world_size
-        self._stop = layout.num_batches
-        if split == "rows":
-            rows = manifest.rows_per_batch
-            if rows is None and world_size > 1 and not uneven:
-                raise ReaderError(
-                    "the batches of this mix differ in size: use split='batches', or uneven=True"
-                )
-            if rows is not None and rows % world_size and not uneven:
-                raise ReaderError(
-                    f"world_size {world_size} does not divide the batch of {rows} rows; choose a "
-                    "divisor of it, or uneven=True for ranks that differ by a row"
-                )
-            self._stride = 1
-        elif split == "batches":
-            step = layout.batches_per_step or world_size
-            if step % world_size:
-                raise ReaderError(
-                    f"world_size {world_size} does not divide the mix's batches_per_step {step}; "
-                    "choose a divisor of it, or split='rows'"
-                )
-            self._stride = world_size
-            if remainder == "drop":
-                self._stop -= self._stop % step
-            else:
-                self._stop = _filled_up(layout)
-        else:
-            raise ReaderError(f"split must be 'rows' or 'batches', not {split!r}")
-        self._split = split
+        self._asked = asked
         # Each stream has one of its own, so that files close with it; this one checks columns.
         self._decoder = Decoder(folder, manifest, columns)
         self._read_ahead = read_ahead
+        self._in_micro_batches = in_micro_batches
+        self._part = part
         self._stream: Generator[Any, None, None] | None = None
         self._process = os.getpid()
         self._inherited: Any = None
-        self._place = _Place(0)
-        self._seek(start)
-        at = self._place.next_batch
+        self._stand = _Stand(share, 0)
+        self._seek(share, start, part[0])
+        at = share.batch(self._stand.place)
         self._pad = None if pad is None else self._decoder.pad_values(pad, at)
 
     def __iter__(self) -> Batches:
         return self
 
     def __len__(self) -> int:
-        return max(0, -(-(self._stop - self._place.next_batch) // self._stride))
+        return len(self._places)
 
     def __next__(self) -> Any:
+        return self.numbered()[1]
+
+    def numbered(self) -> tuple[int, Any]:
+        """The next batch with its number; one that fills up a last step counts past the mix's end.
+
+        Raises StopIteration at the end.
+        """
         if self._process != os.getpid():
             self.close()
         if self._stream is None:
             self._stream = self._batches()
         try:
-            batch = next(self._stream)
+            place, batch = next(self._stream)
         except StopIteration:
             raise
         except BaseException:
             # A generator that has raised is at its end: left in place, it would feign the mix's.
             self._stream = None
             raise
-        self._place.next_batch = min(self._place.next_batch + self._stride, self._stop)
-        return batch
+        stand = self._stand
+        step = stand.share.stride * self._part[1]
+        stand.place = min(stand.place + step, max(stand.share.stop, stand.place))
+        return stand.share.number(place), batch
 
     def state_dict(self) -> dict[str, Any]:
-        """``order_id`` of the mix and the number of the next global batch."""
-        return {"order_id": self._manifest.order_id, "next_batch": self._place.next_batch}
+        """``order_id`` of the mix, the number of the next global batch, and what is skipped."""
+        return state(self._manifest, self._stand.share, self._stand.place)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], own: bool = False) -> None:
         """Go on from a state, at any time; what was read ahead is dropped.
+
+        With ``own`` it says where this part stands itself, not where all parts begin.
 
         Raises:
             ReaderError: it is no state, of a mix with another order, or in the middle of a step
                 that this world size cannot take up.
         """
-        self._seek(_next_batch(state, self._manifest))
+        number, skips = read_state(state, self._manifest, self._asked)
+        share = replace(self._stand.share, skips=skips)
+        self._seek(share, number, 0 if own else self._part[0])
 
     def close(self) -> None:
         """Stop reading ahead and let go of the files; the next call opens them again."""
@@ -329,71 +323,69 @@ class Batches(Iterator[Any]):
             self._stream.close()
         self._stream = None
 
-    def _seek(self, start: int) -> None:
-        start = _integer("a start batch", start)
-        if not 0 <= start <= self._last_start:
-            layout = self._manifest.layout
-            hint = "; remainder='repeat' fills up its last step"
-            raise ReaderError(
-                f"batch {start} is outside 0..{self._last_start}: the mix has {layout.num_batches} "
-                f"batches{hint if 0 < start <= _filled_up(layout) else ''}"
-            )
-        if start % self._stride and start != self._stop:
-            raise ReaderError(
-                f"{self._world_size} ranks that take whole batches cannot begin at batch {start}, "
-                f"in the middle of a step: choose a world_size that divides {start}, or begin at "
-                f"{start - start % self._stride} and take what lies between once more"
-            )
+    def _seek(self, share: Share, start: int, ahead: int) -> None:
+        place = share.begin(start)
         self.close()
-        self._place.next_batch = start
+        place = min(place + ahead * share.stride, max(share.stop, place))
+        self._stand.share, self._stand.place = share, place
 
     @property
-    def _last_start(self) -> int:
-        return max(self._stop, self._manifest.layout.num_batches)
+    def _places(self) -> range:
+        return self._stand.share.places(self._stand.place, self._part[1])
 
     def _batches(self) -> Generator[Any, None, None]:
-        first = self._place.next_batch + (self._rank if self._split == "batches" else 0)
-        numbers = range(first, first + len(self) * self._stride, self._stride)
-        by_rows = self._split == "rows" and self._world_size > 1
-        share = (self._rank, self._world_size) if by_rows else (0, 1)
         # Not a method's generator: holding its iterator, it would keep that from being freed.
-        return _batches(self._decoder.anew(), numbers, share, self._pad, self._read_ahead)
+        share, anew = self._stand.share, self._decoder.anew()
+        ahead = self._read_ahead
+        return _batches(anew, share, self._places, self._pad, ahead, self._in_micro_batches)
 
 
 def _batches(
     decoder: Decoder,
-    numbers: range,
-    share: tuple[int, int],
+    share: Share,
+    places: range,
     pad: Mapping[str, np.generic] | None,
     read_ahead: int,
-) -> Generator[Any, None, None]:
-    """The batches of these numbers; past the mix's end they are those of its beginning again.
-
-    Of each only rows r, r + R, .. for a share (r, R), padded where there is ``pad``.
-    """
-    groups = itertools.groupby((n % decoder.num_batches for n in numbers), decoder.group_of)
+    in_micro_batches: bool,
+) -> Generator[tuple[int, Any], None, None]:
+    """Each place with what a share has of its batch, padded where there is ``pad``."""
+    pairs = ((place, share.batch(place)) for place in places)
+    groups = itertools.groupby(pairs, lambda pair: decoder.group_of(pair[1]))
     jobs = ((key, list(batches)) for key, batches in groups)
+    rows = share.rows
     with contextlib.closing(_ahead(jobs, lambda job: decoder.decode(job[0]), read_ahead)) as ahead:
         for (_, batches), group in ahead:
-            for n in batches:
-                table = group.batch(n)
-                if share != (0, 1):
-                    table = table.take(pa.array(np.arange(share[0], table.num_rows, share[1])))
-                yield table if pad is None else _padded(table, pad, n, share)
+            for place, n in batches:
+                parts: list[Any] = _strided(group.batch(n), rows)
+                if pad is not None:
+                    parts = [
+                        _padded(part, pad, n, *chosen)
+                        for part, chosen in zip(parts, rows, strict=True)
+                    ]
+                yield place, parts if in_micro_batches else parts[0]
+
+
+def _strided(table: pa.Table, rows: Sequence[tuple[int, int]]) -> list[pa.Table]:
+    """For each (first, distance) every so many rows of a table from the first on."""
+    if list(rows) == [(0, 1)]:
+        return [table]
+    chosen = [np.arange(first, table.num_rows, distance) for first, distance in rows]
+    taken = table.take(pa.array(np.concatenate(chosen)))
+    ends = np.cumsum([len(part) for part in chosen]).tolist()
+    return [taken.slice(end - len(part), len(part)) for end, part in zip(ends, chosen, strict=True)]
 
 
 def _padded(
-    table: pa.Table, pad: Mapping[str, np.generic], n: int, share: tuple[int, int]
+    table: pa.Table, pad: Mapping[str, np.generic], n: int, first: int, distance: int
 ) -> PaddedBatch:
-    """A share's rows of batch n with the columns of ``pad`` dense."""
+    """Rows of batch n, each so many behind the one before, with the columns of ``pad`` dense."""
     dense: dict[str, NDArray[Any]] = {}
     lengths: dict[str, NDArray[np.int64]] = {}
     for name, value in pad.items():
         try:
             dense[name], lengths[name] = pad_lists(table.column(name), value)
         except PadError as error:
-            rank, world_size = share
-            row = "" if error.row is None else f", row {rank + error.row * world_size}"
+            row = "" if error.row is None else f", row {first + error.row * distance}"
             raise ReaderError(f"column {name!r} of batch {n}{row}: {error.reason}") from error
     others = [name for name in table.column_names if name not in pad]
     return PaddedBatch(table.select(others), dense, lengths)
@@ -421,44 +413,3 @@ def _ahead(
             yield job, result
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _integer(what: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise ReaderError(f"{what} must be an integer, found {value!r}") from None
-
-
-def _filled_up(layout: Layout) -> int:
-    """Where the last step ends once it is filled up.
-
-    Of a mix without ``batches_per_step`` that is its own end: a step is then one batch a rank, so
-    after the last one nothing is left, and the end reads the same for every world size.
-    """
-    return layout.num_batches + -layout.num_batches % (layout.batches_per_step or 1)
-
-
-def _next_batch(state: Mapping[str, Any], manifest: Manifest) -> int:
-    """What a state says. Only an iterator knows whether it takes one behind the mix's end."""
-    if not isinstance(state, Mapping) or set(state) != {"order_id", "next_batch"}:
-        raise ReaderError(f"a reader's state has exactly order_id and next_batch, found {state!r}")
-    if state["order_id"] != manifest.order_id:
-        raise ReaderError(
-            f"the state was taken from the order {str(state['order_id'])[:16]}.., but this mix has "
-            f"the order {manifest.order_id[:16]}..: other datasets, weights or batch size; resume "
-            "from the mix that the state belongs to"
-        )
-    number = state["next_batch"]
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise ReaderError(f"next_batch must be an integer, found {number!r}")
-    if number < 0:
-        raise ReaderError(f"next_batch must be at least 0, found {number}")
-    if number > _filled_up(manifest.layout):
-        raise ReaderError(
-            f"the state's next batch is {number}, but the mix has {manifest.layout.num_batches}: "
-            "resume from the longer mix of this order that the state was taken from"
-        )
-    return number

@@ -564,7 +564,11 @@ def test_resuming_again_and_again_gives_every_row_once(
 
 def test_a_state_is_the_order_and_the_next_batch_and_nothing_else(mix: Path) -> None:
     reader = ShardReader(mix)
-    assert reader.state_dict() == {"order_id": order_of(mix), "next_batch": 0}
+    assert reader.state_dict() == {
+        "order_id": order_of(mix),
+        "next_batch": 0,
+        "skip_batches": [],
+    }
     batches = reader.batches(start_batch=9)
     assert batches.state_dict() == reader.state_dict()
     assert reader.state_dict()["next_batch"] == 9  # before iter, after no batch
@@ -578,15 +582,123 @@ def test_a_state_is_the_order_and_the_next_batch_and_nothing_else(mix: Path) -> 
 
 
 def test_a_state_taken_right_after_loading_is_the_loaded_one(mix: Path) -> None:
-    state = {"order_id": order_of(mix), "next_batch": 17}
+    state = {"order_id": order_of(mix), "next_batch": 17, "skip_batches": [[20, 22]]}
     reader = ShardReader(mix)
     reader.load_state_dict(state)
     assert reader.state_dict() == state
     batches = reader.batches()
     assert batches.state_dict() == reader.state_dict() == state
-    assert numbers(batches) == list(range(17, BATCHES))
+    assert numbers(batches) == [17, 18, 19, *range(22, BATCHES)]
     # The next pass begins at the beginning again.
     assert numbers(reader.batches()) == list(range(BATCHES))
+
+
+def test_a_state_without_skipped_batches_is_one_too(mix: Path) -> None:
+    reader = ShardReader(mix)
+    reader.load_state_dict({"order_id": order_of(mix), "next_batch": 28})
+    assert numbers(reader.batches()) == [28, 29]
+
+
+def test_skipped_batches_are_left_out_on_every_rank_and_stay_so_after_a_restart(mix: Path) -> None:
+    whole = list(ShardReader(mix).batches(columns=["text"]))
+    kept = [whole[n]["text"].to_pylist() for n in range(BATCHES) if not 4 <= n < 9 and n != 20]
+    found: list[list[str]] = []
+    state: dict[str, Any] | None = None
+    for world_size, steps in [(2, 5), (4, 10), (1, BATCHES)]:
+        ranks = []
+        for rank in range(world_size):
+            reader = ShardReader(mix)
+            skip = [(20, 21), (4, 9)] if state is None else []
+            if state is not None:
+                reader.load_state_dict(json.loads(json.dumps(state)))
+            batches = reader.batches(
+                rank=rank, world_size=world_size, columns=["text"], skip_batches=skip
+            )
+            ranks.append([t["text"].to_pylist() for t in itertools.islice(batches, steps)])
+        state = reader.state_dict()
+        assert state["skip_batches"] == [[4, 9], [20, 21]]
+        for parts in zip(*ranks, strict=True):
+            found.append([row for rows in zip(*parts, strict=True) for row in rows])
+    assert found == kept
+
+
+def test_steps_of_whole_batches_close_up_over_what_is_skipped(step_mix: Path) -> None:
+    reader = ShardReader(step_mix)
+    kept = [n for n in range(STEP_BATCHES) if n not in (2, 3, 4)]
+    for world_size in (1, 2, 4):
+        ranks = [
+            numbers(reader.batches(rank=rank, world_size=world_size, skip_batches=[(2, 5)]))
+            for rank in range(world_size)
+        ]
+        # Of 21 batches left the last is no whole step.
+        assert sorted(itertools.chain(*ranks)) == kept[:20]
+        assert [ranks[n % world_size][n // world_size] for n in range(20)] == kept[:20]
+
+
+def test_a_range_to_skip_that_was_trained_on_is_refused(mix: Path) -> None:
+    reader = ShardReader(mix)
+    state = {"order_id": order_of(mix), "next_batch": 17, "skip_batches": [[3, 5]]}
+    reader.load_state_dict(state)
+    with pytest.raises(
+        ReaderError,
+        match=r"skip_batches \(3, 6\): the state's next batch is 17, so batches of this range were "
+        "trained on already; resume from a state at or before batch 3, or leave the range out",
+    ):
+        reader.batches(skip_batches=[(3, 6)])
+    batches = reader.batches(skip_batches=[(3, 5), (18, 20)])  # the recorded one may be said again
+    assert numbers(batches) == [17, *range(20, BATCHES)]
+    with pytest.raises(ReaderError, match=r"skip_batches \(3, 5\): the state's next batch is 17"):
+        batches.load_state_dict({**state, "skip_batches": []})
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_micro_batches_are_strided_parts_of_a_ranks_rows(
+    mix: Path, micro_batches: int, world_size: int
+) -> None:
+    reader = ShardReader(mix)
+    for rank in range(world_size):
+        asked: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        whole = [table.to_pylist() for table in reader.batches(**asked)]
+        parts = list(reader.batches(**asked, micro_batches=micro_batches))
+        assert [[part.to_pylist() for part in batch] for batch in parts] == [
+            [rows[part::micro_batches] for part in range(micro_batches)] for rows in whole
+        ]
+
+
+def test_micro_batches_may_be_uneven_and_padded(uneven: Path) -> None:
+    reader = ShardReader(uneven)
+    asked: dict[str, Any] = {"uneven": True, "columns": ["text", "tokens"]}
+    whole = [table.to_pylist() for table in reader.batches(**asked)]
+    parts = list(reader.batches(**asked, micro_batches=3, pad={"tokens": -1}))
+    for rows, batch in zip(whole, parts, strict=True):
+        assert [part.table["text"].to_pylist() for part in batch] == [
+            [row["text"] for row in rows[part::3]] for part in range(3)
+        ]
+        for number, part in enumerate(batch):
+            lists = [row["tokens"] for row in rows[number::3]]
+            assert part.lengths["tokens"].tolist() == [len(tokens) for tokens in lists]
+            for tokens, line in zip(lists, part.dense["tokens"].tolist(), strict=True):
+                assert line[: len(tokens)] == tokens
+
+
+def test_micro_batches_that_do_not_divide_are_refused(mix: Path, uneven: Path) -> None:
+    with pytest.raises(
+        ReaderError, match="micro_batches 3 does not divide the 4 rows that a rank takes of a batch"
+    ):
+        ShardReader(mix).batches(world_size=2, micro_batches=3)
+    with pytest.raises(ReaderError, match="batches of this mix differ in size: use uneven=True"):
+        ShardReader(uneven).batches(split="batches", micro_batches=2)
+    with pytest.raises(ReaderError, match="micro_batches must be at least 1, not 0"):
+        ShardReader(mix).batches(micro_batches=0)
+
+
+def test_numbered_batches_tell_their_place_in_the_order(step_mix: Path) -> None:
+    batches = ShardReader(step_mix).batches(rank=1, world_size=2, skip_batches=[(0, 2)])
+    pairs = [batches.numbered() for _ in range(len(batches))]
+    assert [number for number, _ in pairs] == [table["mix_batch"][0].as_py() for _, table in pairs]
+    with pytest.raises(StopIteration):
+        batches.numbered()
 
 
 def test_a_state_of_the_end_gives_no_batch(mix: Path) -> None:
@@ -654,11 +766,26 @@ def test_a_state_of_another_order_is_refused_by_name(mix: Path, copy: Path) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: None, "exactly order_id and next_batch, found None"),
-        (lambda state: [state], "exactly order_id and next_batch, found"),
-        (lambda state: {}, r"exactly order_id and next_batch, found \{\}"),
-        (lambda state: {"next_batch": 3}, "exactly order_id and next_batch"),
-        (lambda state: {**state, "rank": 0}, "exactly order_id and next_batch, found .*'rank'"),
+        (
+            lambda state: None,
+            "skip_batches, and nothing else; found None",
+        ),
+        (
+            lambda state: [state],
+            "skip_batches, and nothing else; found",
+        ),
+        (
+            lambda state: {},
+            r"skip_batches, and nothing else; found \{\}",
+        ),
+        (
+            lambda state: {"next_batch": 3},
+            "has order_id, next_batch and skip_batches, and nothing else",
+        ),
+        (
+            lambda state: {**state, "rank": 0},
+            "skip_batches, and nothing else; found .*'rank'",
+        ),
         (lambda state: {**state, "order_id": None}, r"taken from the order None\.\."),
         (lambda state: {**state, "next_batch": "3"}, "next_batch must be an integer, found '3'"),
         (lambda state: {**state, "next_batch": 3.0}, r"must be an integer, found 3\.0"),
@@ -881,15 +1008,15 @@ def test_folders_without_a_finished_mix_say_what_they_are(copy: Path, tmp_path: 
 
 
 def test_a_newer_major_format_is_refused_and_a_newer_minor_one_is_read(copy: Path) -> None:
-    edit(copy, lambda document: document.update(format_version="2.0"))
+    edit(copy, lambda document: document.update(format_version="3.0"))
     with pytest.raises(
-        ManifestError, match=r"format_version 2\.0, but .* reads up to 1\.1; install a newer"
+        ManifestError, match=r"format_version 3\.0, but .* reads up to 2\.0; install a newer"
     ):
         ShardReader(copy)
     edit(
         copy,
         lambda document: (
-            document.update(format_version="1.99", hue="green"),
+            document.update(format_version="2.99", hue="green"),
             document["layout"].update(depth=3),
             document["tables"].update(hues={"path": "_mix/hues.bin", "sha256": "0" * 64}),
         ),
@@ -921,12 +1048,14 @@ def test_a_layout_that_is_not_that_of_the_shards_is_refused_at_once(
         ShardReader(out)
 
 
-@pytest.mark.parametrize("version", ["1.0", "1", "0.9"])
-def test_a_mix_from_before_shards_were_sealed_is_refused_with_the_way_out(
+@pytest.mark.parametrize("version", ["1.1", "1", "0.9"])
+def test_a_mix_whose_shards_are_sealed_in_another_way_is_refused_with_the_way_out(
     copy: Path, version: str
 ) -> None:
     edit(copy, lambda document: document.update(format_version=version))
-    with pytest.raises(ManifestError, match=f"format_version {version}, from before .*--overwrite"):
+    with pytest.raises(
+        ManifestError, match=f"format_version {version}, but .* from 2.0 on, .*with --overwrite"
+    ):
         ShardReader(copy)
 
 
