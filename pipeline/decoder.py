@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +13,17 @@ import pyarrow.parquet as pq
 from .errors import ReaderError
 from .manifest import Manifest
 from .pad import PadError, pad_value
-from .pages import PageError, check_pages
-from .shard import MIX_BATCH, Footer, ShardError, check_shard, describe, open_shard, shard_name
+from .pages import PageError, check_pages, leaves_of
+from .shard import (
+    MIX_BATCH,
+    Footer,
+    Shard,
+    ShardError,
+    check_shard,
+    describe,
+    open_shard,
+    shard_name,
+)
 from .storage import Folder, is_unreachable
 
 _MEND = "`mixshards verify` lists all faults, and building again mends them"
@@ -41,7 +50,7 @@ class Decoder:
         self._folder = folder
         self._manifest = manifest
         self._layout = manifest.layout
-        known = self._known = [column["name"] for column in manifest.document["schema"]]
+        known = manifest.columns
         if isinstance(columns, str):
             raise ReaderError(f"columns must be a list of names, such as [{columns!r}]")
         for name in columns or ():
@@ -51,7 +60,9 @@ class Decoder:
         if self._columns is not None and manifest.rows_per_batch is None:
             # Where batches differ in size, this column says where each begins.
             self._decoded = [*self._columns, MIX_BATCH]
-        self._open: tuple[tuple[int, int], pq.ParquetFile, pa.NativeFile] | None = None
+        self._last: tuple[tuple[int, int], Group] | None = None
+        self._open: tuple[tuple[int, int], Shard] | None = None
+        self._leaves: Container[int] = ()  # of the decoded columns, the same in every shard
 
     def anew(self) -> Decoder:
         """The same with no shard open."""
@@ -64,7 +75,7 @@ class Decoder:
 
     def schema(self, n: int) -> pa.Schema:
         """All columns, as the shard of batch n has them."""
-        return self._shard(self.group_of(n)[0])[0].schema_arrow.remove_metadata()
+        return self._shard(self.group_of(n)[0]).parquet.schema_arrow.remove_metadata()
 
     def pad_values(self, pad: Mapping[str, object], start: int) -> dict[str, np.generic]:
         """The value of each padded column in its dtype, which the shard of a start tells.
@@ -78,9 +89,10 @@ class Decoder:
                 f"pad must map names of columns to values, such as {{'features': 0.0}}, "
                 f"found {pad!r}"
             )
+        known = self._manifest.columns
         for name in pad:
-            if name not in self._known:
-                raise ReaderError(f"pad: no column {name!r}; the mix has {', '.join(self._known)}")
+            if name not in known:
+                raise ReaderError(f"pad: no column {name!r}; the mix has {', '.join(known)}")
             if self._columns is not None and name not in self._columns:
                 raise ReaderError(f"pad: column {name!r} is not among columns={self._columns}")
         # Another decoder, so that its shard closes at once.
@@ -99,6 +111,19 @@ class Decoder:
         shard, place = divmod(n, self._layout.batches_per_shard)
         return shard, place // self._layout.batches_per_row_group
 
+    def batch(self, n: int) -> pa.Table:
+        """Batch n, whole. The row group that it lies in is kept for the next call.
+
+        Raises:
+            ShardError: as ``decode`` does.
+        """
+        key = self.group_of(n)
+        # One tuple, taken and set at once, so that threads may share a reader.
+        last = self._last
+        if last is None or last[0] != key:
+            last = self._last = (key, self.decode(key))
+        return last[1].batch(n)
+
     def decode(self, key: tuple[int, int]) -> Group:
         """A row group as a table, and where its batches begin.
 
@@ -106,15 +131,19 @@ class Decoder:
             ShardError: the shard is gone, damaged or not the one that belongs there.
         """
         shard, group = key
-        parquet, file = self._shard(shard)
+        opened = self._shard(shard)
         where = f"{self._folder.root}/{shard_name(shard)}: row group {group}"
         try:
+            footer = opened.parquet.metadata
+            if group >= footer.num_row_groups:
+                raise PageError(f"the shard has only {footer.num_row_groups} row groups")
+            held = footer.row_group(group)
             if self._folder.local:  # elsewhere a request a page, and a store has its own checksums
-                check_pages(file, parquet.metadata, group, self._decoded)
-            table = parquet.read_row_group(group, columns=self._decoded)
-            rows_held = parquet.metadata.row_group(group).num_rows
-            if table.num_rows != rows_held:
-                raise PageError(f"{table.num_rows} rows in it can be read, expected {rows_held}")
+                schema = opened.parquet.schema
+                check_pages(opened.file, opened.pages, schema, group, self._leaves)
+            table = opened.parquet.read_row_group(group, columns=self._decoded)
+            if table.num_rows != held.num_rows:
+                raise PageError(f"{table.num_rows} rows can be read, expected {held.num_rows}")
         except (pa.ArrowException, OSError, PageError) as error:
             if is_unreachable(error):
                 raise ShardError(f"{where} cannot be read: {error}") from error
@@ -135,29 +164,30 @@ class Decoder:
             edges = places.tolist()
         return Group(table if self._columns is None else table.select(self._columns), begin, edges)
 
-    def _shard(self, shard: int) -> tuple[pq.ParquetFile, pa.NativeFile]:
-        opened = self._open
+    def _shard(self, shard: int) -> Shard:
+        last = self._open
         key = os.getpid(), shard  # a forked process opens files of its own
-        if opened is not None and opened[0] == key:
-            return opened[1:]
+        if last is not None and last[0] == key:
+            return last[1]
         name = shard_name(shard)
         where = f"{self._folder.root}/{name}"
         try:
             file = self._folder.open(name)
         except OSError as error:
             raise ShardError(f"{where}: cannot be opened: {error}") from error
-        parquet, footer = open_shard(
+        opened = open_shard(
             file, where, pre_buffer=not self._folder.local, page_checksum_verification=True
         )
         first, batches = self._layout.shard(shard)
         expected = Footer(self._manifest.bytes_id, shard, first, batches)
-        check_shard(parquet, footer, expected, self._manifest.group_rows(shard), where)
-        self._check_schema(parquet, where)
-        self._open = (key, parquet, file)
-        return parquet, file
+        check_shard(opened, expected, self._manifest.group_rows(shard), where)
+        self._check_schema(opened.parquet, where)
+        self._leaves = leaves_of(opened.parquet.schema, self._decoded)
+        self._open = (key, opened)
+        return opened
 
     def _check_schema(self, parquet: pq.ParquetFile, where: str) -> None:
-        """Hold a shard's columns against the manifest, since no checksum covers its footer."""
+        """Hold a shard's columns against the manifest."""
         planned = self._manifest.document["schema"]
         try:
             found = describe(parquet.schema_arrow)

@@ -24,14 +24,14 @@ from .formats import Block
 from .shard import Layout, ShardRecord, shard_name
 from .storage import Folder
 
-FORMAT_VERSION = "1.1"
+FORMAT_VERSION = "2.0"
 ALGORITHM_VERSION = 1
 MANIFEST = "manifest.json"
 PLAN = "_mix/plan.json"
 SCRATCH = "_mix/tmp"
 LOCK = "_mix/lock"
 
-_SEALED = (1, 1)  # the first version whose shards have a seal
+_MAJOR = int(FORMAT_VERSION.split(".")[0])
 _STATES_PER_GROUP = 1024
 _MEND = "restore the file, or build with --overwrite"
 
@@ -312,17 +312,17 @@ class Manifest:
         try:
             document = json.loads(text)
             version = str(document["format_version"])
-            numbers = tuple(map(int, version.split(".")))
+            major, *_ = map(int, version.split("."))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ManifestError(
                 f"{where}: is no manifest of a mix ({error!r:.200}); {_MEND}"
             ) from error
-        if numbers < _SEALED:
+        if major < _MAJOR:
             raise ManifestError(
-                f"{where}: has format_version {version}, from before shards were sealed; build "
-                "with --overwrite"
+                f"{where}: has format_version {version}, but this mixshards reads from {_MAJOR}.0 "
+                "on, whose shards are sealed in another way; build the mix again, with --overwrite"
             )
-        if numbers[0] > int(FORMAT_VERSION.split(".")[0]):
+        if major > _MAJOR:
             raise ManifestError(
                 f"{where}: has format_version {version}, but this mixshards reads up to "
                 f"{FORMAT_VERSION}; install a newer mixshards"
@@ -384,6 +384,11 @@ class Manifest:
     def names(self) -> tuple[str, ...]:
         """Dataset names in configured order."""
         return tuple(dataset["name"] for dataset in self.document["datasets"])
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the shards' columns: the payload's, then provenance."""
+        return tuple(column["name"] for column in self.document["schema"])
 
     def group_rows(self, shard: int) -> list[int] | None:
         """Rows of each row group of a shard, None where batches differ in size."""

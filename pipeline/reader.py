@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .decoder import Decoder, Group
+from .decoder import Decoder
 from .errors import ReaderError
 from .manifest import Manifest
 from .pad import PadError, pad_lists
-from .share import Remainder, Share, Skips, Split, integer, read_state, state
+from .share import Remainder, Share, Skips, Split, batch_number, integer, read_state, state
 from .storage import Folder
 
 
@@ -40,7 +39,7 @@ class PaddedBatch:
 
 
 @dataclass
-class _Stand:
+class Stand:
     """Where an iterator stands; it outlives the iterator, so that a reader can tell it."""
 
     share: Share
@@ -59,20 +58,19 @@ class ShardReader:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._folder = Folder.at(os.fspath(path))
-        self.manifest = Manifest.load(self._folder)
-        self.manifest.check_bytes_id(self._folder)
-        self._decoder = Decoder(self._folder, self.manifest, None)
-        self._last: tuple[tuple[int, int], Group] | None = None
+        self.folder = Folder.at(os.fspath(path))
+        self.manifest = Manifest.load(self.folder)
+        self.manifest.check_bytes_id(self.folder)
+        self._decoder = Decoder(self.folder, self.manifest, None)
         self._loaded: dict[str, Any] | None = None
-        self._stand = _Stand(self._whole(Skips()), 0)
+        self.stand = Stand(self._whole(Skips()), 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its path and a loaded state: a copy opens files of its own."""
-        return _opened, (self._folder.uri, self._loaded)
+        return _opened, (self.folder.uri, self._loaded)
 
     def __repr__(self) -> str:
-        return f"ShardReader({self._folder.uri!r})"
+        return f"ShardReader({self.folder.uri!r}, order_id={self.manifest.order_id[:16]!r})"
 
     def __len__(self) -> int:
         return self.manifest.layout.num_batches
@@ -85,26 +83,11 @@ class ShardReader:
     @property
     def schema(self) -> pa.Schema:
         """Columns of a batch: the payload's, then provenance."""
-        return self._decoder.schema(0)
+        return self._decoder.anew().schema(0)
 
     def __getitem__(self, n: int) -> pa.Table:
         """Batch n, whole. The row group that it lies in is kept for the next call."""
-        try:
-            n = operator.index(n)
-        except TypeError:
-            raise TypeError(
-                f"a batch has an integer as its number, found {n!r}; for several of them use "
-                "batches(start_batch=..)"
-            ) from None
-        if not -len(self) <= n < len(self):
-            raise IndexError(f"batch {n} is outside the mix of {len(self)} batches")
-        n %= len(self)
-        key = self._decoder.group_of(n)
-        # One tuple, taken and set at once, so that threads may share a reader.
-        last = self._last
-        if last is None or last[0] != key:
-            last = self._last = (key, self._decoder.decode(key))
-        return last[1].batch(n)
+        return self._decoder.batch(batch_number(n, len(self)))
 
     def batches(
         self,
@@ -179,7 +162,7 @@ class ShardReader:
             self.manifest, rank, world_size, split, uneven, remainder, micro_batches, skips
         )
         batches = Batches(
-            self._folder,
+            self.folder,
             self.manifest,
             share,
             start,
@@ -191,12 +174,12 @@ class ShardReader:
         )
         if loaded is not None:
             self._loaded = None
-        self._stand = batches._stand
+        self.stand = batches.stand
         return batches
 
     def state_dict(self) -> dict[str, Any]:
         """Where the latest :meth:`batches` stands: ``order_id``, next batch, skipped batches."""
-        return state(self.manifest, self._stand.share, self._stand.place)
+        return state(self.manifest, self.stand.share, self.stand.place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next :meth:`batches` that is given no start begin at a state.
@@ -206,7 +189,7 @@ class ShardReader:
         """
         number, skips = read_state(state, self.manifest, Skips())
         share = self._whole(skips)
-        self._loaded, self._stand = dict(state), _Stand(share, share.place(number))
+        self._loaded, self.stand = dict(state), Stand(share, share.place(number))
 
     def _whole(self, skips: Skips) -> Share:
         layout = self.manifest.layout
@@ -231,8 +214,8 @@ class Batches(Iterator[Any]):
     world size has nothing left. After an error the next call tries the same batch again; a forked
     process goes on from where its parent stood.
 
-    With ``part=(w, W)``, of W that take turns, it is the w-th: every W-th batch from the w-th on,
-    and its state says where it stands itself.
+    With ``turn=(w, W)`` it is the w-th of W that take turns: it has every W-th batch from the w-th
+    on, and its state says where it stands itself. ``convert`` makes something else of each batch.
     """
 
     def __init__(
@@ -246,7 +229,8 @@ class Batches(Iterator[Any]):
         read_ahead: int,
         pad: Mapping[str, object] | None,
         in_micro_batches: bool,
-        part: tuple[int, int] = (0, 1),
+        turn: tuple[int, int] = (0, 1),
+        convert: Callable[[Part], Any] | None = None,
     ) -> None:
         read_ahead = integer("read_ahead", read_ahead)
         if read_ahead < 0:
@@ -257,13 +241,14 @@ class Batches(Iterator[Any]):
         self._decoder = Decoder(folder, manifest, columns)
         self._read_ahead = read_ahead
         self._in_micro_batches = in_micro_batches
-        self._part = part
+        self._turn = turn
+        self._convert = convert
         self._stream: Generator[Any, None, None] | None = None
         self._process = os.getpid()
         self._inherited: Any = None
-        self._stand = _Stand(share, 0)
-        self._seek(share, start, part[0])
-        at = share.batch(self._stand.place)
+        self.stand = Stand(share, 0)
+        self._seek(share, start, turn[0])
+        at = share.batch(self.stand.place)
         self._pad = None if pad is None else self._decoder.pad_values(pad, at)
 
     def __iter__(self) -> Batches:
@@ -273,46 +258,39 @@ class Batches(Iterator[Any]):
         return len(self._places)
 
     def __next__(self) -> Any:
-        return self.numbered()[1]
-
-    def numbered(self) -> tuple[int, Any]:
-        """The next batch with its number; one that fills up a last step counts past the mix's end.
-
-        Raises StopIteration at the end.
-        """
         if self._process != os.getpid():
             self.close()
         if self._stream is None:
             self._stream = self._batches()
         try:
-            place, batch = next(self._stream)
+            batch = next(self._stream)
         except StopIteration:
             raise
         except BaseException:
             # A generator that has raised is at its end: left in place, it would feign the mix's.
             self._stream = None
             raise
-        stand = self._stand
-        step = stand.share.stride * self._part[1]
+        stand = self.stand
+        step = stand.share.stride * self._turn[1]
         stand.place = min(stand.place + step, max(stand.share.stop, stand.place))
-        return stand.share.number(place), batch
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """``order_id`` of the mix, the number of the next global batch, and what is skipped."""
-        return state(self._manifest, self._stand.share, self._stand.place)
+        return state(self._manifest, self.stand.share, self.stand.place)
 
     def load_state_dict(self, state: Mapping[str, Any], own: bool = False) -> None:
         """Go on from a state, at any time; what was read ahead is dropped.
 
-        With ``own`` it says where this part stands itself, not where all parts begin.
+        With ``own`` it says where this one stands in its turn, not where all of them begin.
 
         Raises:
             ReaderError: it is no state, of a mix with another order, or in the middle of a step
                 that this world size cannot take up.
         """
         number, skips = read_state(state, self._manifest, self._asked)
-        share = replace(self._stand.share, skips=skips)
-        self._seek(share, number, 0 if own else self._part[0])
+        share = replace(self.stand.share, skips=skips)
+        self._seek(share, number, 0 if own else self._turn[0])
 
     def close(self) -> None:
         """Stop reading ahead and let go of the files; the next call opens them again."""
@@ -327,42 +305,71 @@ class Batches(Iterator[Any]):
         place = share.begin(start)
         self.close()
         place = min(place + ahead * share.stride, max(share.stop, place))
-        self._stand.share, self._stand.place = share, place
+        self.stand.share, self.stand.place = share, place
 
     @property
     def _places(self) -> range:
-        return self._stand.share.places(self._stand.place, self._part[1])
+        return self.stand.share.places(self.stand.place, self._turn[1])
 
     def _batches(self) -> Generator[Any, None, None]:
         # Not a method's generator: holding its iterator, it would keep that from being freed.
-        share, anew = self._stand.share, self._decoder.anew()
-        ahead = self._read_ahead
-        return _batches(anew, share, self._places, self._pad, ahead, self._in_micro_batches)
+        return _batches(
+            self._decoder.anew(),
+            self.stand.share,
+            self._places,
+            self._read_ahead,
+            self._pad,
+            self._convert,
+            self._in_micro_batches,
+        )
+
+
+class Part(NamedTuple):
+    """Rows of batch n of the mix, of which the order tells the number: row ``first`` and so on.
+
+    From one to the next it is ``distance`` rows of the batch. ``rows`` is a Table, or a
+    :class:`PaddedBatch`.
+    """
+
+    number: int
+    n: int
+    first: int
+    distance: int
+    rows: Any
+
+    def cell(self, column: str, row: int | None) -> str:
+        """A place in it as messages name it."""
+        where = f"column {column!r} of batch {self.n}"
+        return where if row is None else f"{where}, row {self.first + row * self.distance}"
 
 
 def _batches(
     decoder: Decoder,
     share: Share,
     places: range,
-    pad: Mapping[str, np.generic] | None,
     read_ahead: int,
+    pad: Mapping[str, np.generic] | None,
+    convert: Callable[[Part], Any] | None,
     in_micro_batches: bool,
-) -> Generator[tuple[int, Any], None, None]:
-    """Each place with what a share has of its batch, padded where there is ``pad``."""
+) -> Generator[Any, None, None]:
+    """What a share has of the batch at each place, padded and converted."""
     pairs = ((place, share.batch(place)) for place in places)
     groups = itertools.groupby(pairs, lambda pair: decoder.group_of(pair[1]))
     jobs = ((key, list(batches)) for key, batches in groups)
-    rows = share.rows
     with contextlib.closing(_ahead(jobs, lambda job: decoder.decode(job[0]), read_ahead)) as ahead:
         for (_, batches), group in ahead:
             for place, n in batches:
-                parts: list[Any] = _strided(group.batch(n), rows)
+                number = share.number(place)
+                parts = [
+                    Part(number, n, *rows, table)
+                    for rows, table in zip(
+                        share.rows, _strided(group.batch(n), share.rows), strict=True
+                    )
+                ]
                 if pad is not None:
-                    parts = [
-                        _padded(part, pad, n, *chosen)
-                        for part, chosen in zip(parts, rows, strict=True)
-                    ]
-                yield place, parts if in_micro_batches else parts[0]
+                    parts = [padded(part, pad) for part in parts]
+                given = [part.rows if convert is None else convert(part) for part in parts]
+                yield given if in_micro_batches else given[0]
 
 
 def _strided(table: pa.Table, rows: Sequence[tuple[int, int]]) -> list[pa.Table]:
@@ -375,20 +382,22 @@ def _strided(table: pa.Table, rows: Sequence[tuple[int, int]]) -> list[pa.Table]
     return [taken.slice(end - len(part), len(part)) for end, part in zip(ends, chosen, strict=True)]
 
 
-def _padded(
-    table: pa.Table, pad: Mapping[str, np.generic], n: int, first: int, distance: int
-) -> PaddedBatch:
-    """Rows of batch n, each so many behind the one before, with the columns of ``pad`` dense."""
+def padded(part: Part, pad: Mapping[str, np.generic]) -> Part:
+    """The same with the columns of ``pad`` dense.
+
+    Raises:
+        ReaderError: a null, or inner lists of several lengths, in such a column.
+    """
+    table = part.rows
     dense: dict[str, NDArray[Any]] = {}
     lengths: dict[str, NDArray[np.int64]] = {}
     for name, value in pad.items():
         try:
             dense[name], lengths[name] = pad_lists(table.column(name), value)
         except PadError as error:
-            row = "" if error.row is None else f", row {first + error.row * distance}"
-            raise ReaderError(f"column {name!r} of batch {n}{row}: {error.reason}") from error
+            raise ReaderError(f"{part.cell(name, error.row)}: {error.reason}") from error
     others = [name for name in table.column_names if name not in pad]
-    return PaddedBatch(table.select(others), dense, lengths)
+    return part._replace(rows=PaddedBatch(table.select(others), dense, lengths))
 
 
 def _ahead(

@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from mixcore import RowMap
 
 from .arrow_types import large
 from .errors import MixError
+from .pages import HEADER_BYTES, PageHeader, decode_index, index_pages
 
 MIX_BATCH, MIX_DATASET, MIX_ROW, MIX_EPOCH = "mix_batch", "mix_dataset", "mix_row", "mix_epoch"
 
@@ -34,8 +35,9 @@ PROVENANCE = pa.schema(
 SHARDS = "shards"
 MAX_SHARDS = 10**8
 _FOOTER_KEY = b"mixshards"
-_SEAL = b"MIXSEAL1"
-_SEAL_BYTES = len(_SEAL) + hashlib.sha256().digest_size
+_SEAL = b"MIXSEAL2"
+_COUNT_BYTES = 8
+_SEAL_BYTES = len(_SEAL) + _COUNT_BYTES + hashlib.sha256().digest_size
 _END_BYTES = 8  # length of the footer, and the magic
 _TAIL_BYTES = 64 << 10  # read at once, since mostly the footer lies in it
 # A page is measured only once so many values are in it, 1,024 by default, and at 2 GiB it fails;
@@ -248,11 +250,13 @@ def write_shard(
 
     Raises:
         ColumnSizeError: a column of a table is too large for that.
+        PageError: what was written is not made of pages with checksums.
     """
     with pq.ParquetWriter(path, schema, **options.for_writer(schema)) as writer:
         for table in groups:
             writer.write_table(one_chunk(table), row_group_size=max(1, table.num_rows))
         writer.add_key_value_metadata(footer.encode())
+    index = index_pages(path)
     with open(path, "r+b") as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(size - _END_BYTES)
@@ -260,67 +264,86 @@ def write_shard(
         file.seek(begin)
         tail = file.read()
         file.seek(begin)
-        file.write(_seal(tail[:-_END_BYTES], size + _SEAL_BYTES) + tail)
+        file.write(_seal(index, tail[:-_END_BYTES], size + len(index) + _SEAL_BYTES) + tail)
 
 
-def _seal(footer: bytes, size: int) -> bytes:
-    """What stands before a footer in a shard of a size: a mark, and their digest."""
-    return _SEAL + hashlib.sha256(footer + size.to_bytes(8, "little")).digest()
+def _seal(index: bytes, footer: bytes, size: int) -> bytes:
+    """What stands before the footer in a shard of a size: page index, mark, pages, digest."""
+    digest = hashlib.sha256(index + footer + size.to_bytes(8, "little")).digest()
+    count = len(index) // HEADER_BYTES
+    return index + _SEAL + count.to_bytes(_COUNT_BYTES, "little") + digest
 
 
-def _sealed_footer(file: pa.NativeFile, where: str) -> bytes:
-    """The end of a shard from the footer on, held against its seal.
+def _sealed(file: pa.NativeFile, where: str) -> tuple[bytes, bytes]:
+    """The page index of a shard, and its end from the footer on, held against their seal.
 
     Raises:
         ShardError: the file is truncated, damaged or no shard.
     """
     size = file.size()
-    tail = file.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+    tail = _longer_tail(file, size, b"", _TAIL_BYTES)
     length = int.from_bytes(tail[-8:-4], "little") + _END_BYTES
     if tail[-4:] != b"PAR1" or length + _SEAL_BYTES > size:
         raise ShardError(
             f"{where}: cannot be opened as Parquet: {size} bytes that end with {tail[-8:]!r}"
         )
-    if length + _SEAL_BYTES > len(tail):
-        tail = file.read_at(length + _SEAL_BYTES, size - length - _SEAL_BYTES)
-    seal, end = tail[-length - _SEAL_BYTES : -length], tail[-length:]
-    if not seal.startswith(_SEAL):
+    sealed = length + _SEAL_BYTES
+    if sealed > len(tail):  # an index is mostly smaller than the footer
+        tail = _longer_tail(file, size, tail, sealed + length)
+    if not tail.startswith(_SEAL, len(tail) - sealed):
         raise ShardError(f"{where}: is a Parquet file, but no shard of a mix")
-    if seal != _seal(end[:-_END_BYTES], size):
-        raise ShardError(f"{where}: is damaged: its footer is not the one it was sealed with")
-    return bytes(end)
+    at = len(tail) - sealed + len(_SEAL)
+    whole = sealed + HEADER_BYTES * int.from_bytes(tail[at : at + _COUNT_BYTES], "little")
+    if whole <= size:
+        tail = _longer_tail(file, size, tail, whole)
+        index, end = tail[-whole:-sealed], tail[-length:]
+        if tail[-whole:-length] == _seal(index, end[:-_END_BYTES], size):
+            return index, end
+    raise ShardError(f"{where}: is damaged: its footer or page index is not what was sealed")
 
 
-def open_shard(
-    file: pa.NativeFile | str, where: str, **options: Any
-) -> tuple[pq.ParquetFile, Footer]:
-    """A shard for reading, its footer read and held against its seal.
+def _longer_tail(file: pa.NativeFile, size: int, tail: bytes, count: int) -> bytes:
+    """The end of a file of which some bytes are known: ``count`` or more, if it has so many."""
+    lacking = min(size, count) - len(tail)
+    if lacking <= 0:
+        return tail
+    return bytes(file.read_at(lacking, size - len(tail) - lacking)) + tail
+
+
+class Shard(NamedTuple):
+    """A shard open for reading, and what its seal vouches for."""
+
+    file: pa.NativeFile
+    parquet: pq.ParquetFile
+    footer: Footer
+    pages: list[PageHeader]
+
+
+def open_shard(file: pa.NativeFile | str, where: str, **options: Any) -> Shard:
+    """A shard for reading, its footer and page index read and held against its seal.
 
     Raises:
         ShardError: the file is truncated, damaged or no shard.
     """
     try:
         file = pa.OSFile(file) if isinstance(file, str) else file
+        index, end = _sealed(file, where)
         # A footer that is damaged never comes to Arrow, which some of them bring down.
-        metadata = pq.read_metadata(pa.BufferReader(_sealed_footer(file, where)))
+        metadata = pq.read_metadata(pa.BufferReader(end))
         parquet = pq.ParquetFile(file, metadata=metadata, **options)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         raise ShardError(f"{where}: cannot be opened as Parquet: {error}") from error
-    return parquet, Footer.decode(parquet.metadata.metadata, where)
+    footer = Footer.decode(metadata.metadata, where)
+    return Shard(file, parquet, footer, decode_index(index))
 
 
-def check_shard(
-    parquet: pq.ParquetFile,
-    found: Footer,
-    expected: Footer,
-    group_rows: list[int] | None,
-    where: str,
-) -> None:
+def check_shard(shard: Shard, expected: Footer, group_rows: list[int] | None, where: str) -> None:
     """Hold an open shard's footer and row groups (None: of unknown sizes) against the plan.
 
     Raises:
         ShardError: it is another plan's, stands in another place, or has other row groups.
     """
+    found = shard.footer
     if found.bytes_id != expected.bytes_id:
         raise ShardError(
             f"{where}: belongs to another build: its bytes_id is {found.bytes_id[:16]}.., "
@@ -333,7 +356,7 @@ def check_shard(
             f"{expected.first_batch} to {expected.first_batch + expected.num_batches} "
             f"as shard {expected.shard}"
         )
-    metadata = parquet.metadata
+    metadata = shard.parquet.metadata
     rows = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
     if group_rows is not None and rows != group_rows:
         raise ShardError(

@@ -290,6 +290,23 @@ def state(manifest: Manifest, share: Share, place: int) -> dict[str, Any]:
     return dict(zip(_STATE, values, strict=True))
 
 
+def batch_number(n: Any, num_batches: int) -> int:
+    """The number of a batch, given one that may count from the end.
+
+    Raises TypeError and IndexError as sequences do.
+    """
+    try:
+        n = operator.index(n)
+    except TypeError:
+        raise TypeError(
+            f"a batch has an integer as its number, found {n!r}; for several of them use "
+            "batches(start_batch=..)"
+        ) from None
+    if not -num_batches <= n < num_batches:
+        raise IndexError(f"batch {n} is outside the mix of {num_batches} batches")
+    return int(n) % num_batches
+
+
 def integer(what: str, value: Any) -> int:
     """A value as an int. Raises ReaderError where it is none, or a boolean."""
     try:

@@ -394,19 +394,19 @@ class _Check:
 
     def _rows(self, file: pa.NativeFile, record: ShardRecord, name: str) -> None:
         """Decode a shard and hold every row's provenance against the mixture. Raises ShardError."""
-        parquet, footer = open_shard(file, name, page_checksum_verification=True, pre_buffer=False)
+        shard = open_shard(file, name, page_checksum_verification=True, pre_buffer=False)
         manifest, layout = self._manifest, self._manifest.layout
         first, batches = layout.shard(record.shard)
         expected = Footer(manifest.bytes_id, record.shard, first, batches)
-        check_shard(parquet, footer, expected, manifest.group_rows(record.shard), name)
-        columns = describe(parquet.schema_arrow)
+        check_shard(shard, expected, manifest.group_rows(record.shard), name)
+        columns = describe(shard.parquet.schema_arrow)
         if columns != manifest.document["schema"]:
             raise ShardError(f"{name}: has schema {columns}, expected that of the manifest")
         state = self._true_states.get(record.shard) or self._states[record.shard]
         rows = self._mixture.rows(state, batches)
         for group, (start, stop) in enumerate(layout.groups(batches)):
             planned = provenance(rows.between(start, stop), first, self._names)
-            table = parquet.read_row_group(group, use_threads=False)
+            table = shard.parquet.read_row_group(group, use_threads=False)
             for field, column in zip(PROVENANCE, planned, strict=True):
                 if not table.column(field.name).combine_chunks().equals(column):
                     raise ShardError(

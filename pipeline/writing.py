@@ -11,6 +11,7 @@ import pyarrow as pa
 from mixcore import RowMap
 
 from .errors import MixError
+from .pages import PageError
 from .planned import Plan
 from .shard import (
     ColumnSizeError,
@@ -89,8 +90,8 @@ class ShardWriter:
         """Write a shard's row groups, a table each, to a scratch file; its path.
 
         Raises:
-            BuildError: the file cannot be written, or a column is too large for its type. Nothing
-                is left behind any error.
+            BuildError: the file cannot be written, its pages are not whole, or a column is too
+                large for its type. Nothing is left behind any error.
         """
         scratch = self.plan.folder.scratch(shard_name(footer.shard))
         with _writing(scratch, footer.shard):
@@ -110,11 +111,10 @@ class ShardWriter:
         name = shard_name(footer.shard)
         with _writing(scratch, footer.shard):
             try:
-                parquet, found = open_shard(scratch, name)
-                with parquet:
-                    rows = parquet.metadata.num_rows
-                    expected = self.plan.manifest.group_rows(footer.shard)
-                    check_shard(parquet, found, footer, expected, name)
+                shard = open_shard(scratch, name)
+                with shard.parquet:
+                    rows = shard.parquet.metadata.num_rows
+                    check_shard(shard, footer, self.plan.manifest.group_rows(footer.shard), name)
                 with open(scratch, "rb") as file:
                     sha256, size = file_sha256(file)
             except ShardError as error:
@@ -135,11 +135,17 @@ def _writing(scratch: str, shard: int) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.remove(scratch)
+        name = shard_name(shard)
         if isinstance(error, ColumnSizeError):
-            raise BuildError(f"{shard_name(shard)}: {error}") from error
+            raise BuildError(f"{name}: {error}") from error
+        if isinstance(error, PageError):
+            raise BuildError(
+                f"what was just written did not read back: {name}: {error}; the shards that stand "
+                "are kept, and the same build goes on from them"
+            ) from error
         if not isinstance(error, OSError):
             raise
         raise BuildError(
-            f"{shard_name(shard)}: cannot be written: {error}; the shards that stand are kept, "
+            f"{name}: cannot be written: {error}; the shards that stand are kept, "
             "and the same build goes on from them"
         ) from error

@@ -403,7 +403,7 @@ def test_inspect_says_what_a_mix_is(mix: Path) -> None:
     manifest = Manifest.load(Folder.at(str(mix)))
     for told in (
         "weighted mix: 30 batches, 240 rows, 5 shards of 7 batches",
-        f"format 1.1, algorithm 1, mixshards {__version__}",
+        f"format 2.0, algorithm 1, mixshards {__version__}",
         f"order {manifest.order_id}",
         f"bytes {manifest.bytes_id}",
         "  books  weight 1, 16.6667% of the mix, 40 rows (3.636 epochs of 11)",

@@ -6,8 +6,11 @@ import json
 import random
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +18,13 @@ import pytest
 
 from pipeline.errors import MixError
 from pipeline.manifest import Manifest
-from pipeline.pages import PageError, check_pages
-from pipeline.pages import _struct as thrift_struct
+from pipeline.pages import PageError, check_pages, index_pages, leaves_of
+from pipeline.plan import Plan
 from pipeline.reader import ShardReader
-from pipeline.shard import ShardError, shard_name
+from pipeline.shard import ShardError, WriterOptions, open_shard, shard_name
 from pipeline.transforms import build
 from pipeline.verify import verify
+from pipeline.writing import BuildError, ShardWriter
 
 from .damage import (
     FILE_DAMAGES,
@@ -74,23 +78,14 @@ def test_what_the_checks_miss_would_be_told(subject: Subject) -> None:
 
 def headers_of(path: Path, columns: Sequence[str] = ()) -> list[range]:
     """Where the page headers of the first row group lie, all or those of some columns."""
-    found = []
-    footer = pq.read_metadata(path)
-    with path.open("rb") as file:
-        data = file.read()
-    group = footer.row_group(0)
-    for column in map(group.column, range(group.num_columns)):
-        if columns and column.path_in_schema.split(".")[0] not in columns:
-            continue
-        at = column.data_page_offset
-        if column.has_dictionary_page:
-            at = min(at, column.dictionary_page_offset)
-        end = at + column.total_compressed_size
-        while at < end:
-            header, length = thrift_struct(data[at:end], 0)
-            found.append(range(at, at + length))
-            at += length + header[3]
-    return found
+    shard = open_shard(str(path), path.name)
+    schema = shard.parquet.schema
+    names = [schema.column(leaf).path.split(".")[0] for leaf in range(len(schema))]
+    return [
+        range(begin, begin + length)
+        for chunk, begin, length, _ in shard.pages
+        if chunk < len(names) and (not columns or names[chunk] in columns)
+    ]
 
 
 def test_no_byte_of_a_page_header_can_change_a_row(subject: Subject) -> None:
@@ -130,7 +125,7 @@ def test_a_page_header_with_fewer_values_or_another_encoding_is_refused(
     header = headers_of(path, ["tokens"])[-1]
     begin = good.index(b"\x1c\x15", header.start) + 2
     # Of two bytes each in these mixes: 7 bits, and the others; then comes the encoding.
-    values = thrift_struct(good[header.start : header.stop], 0)[0][5][1] - fewer
+    values = ((good[begin] & 127) + 128 * good[begin + 1] >> 1) - fewer
     numbers = bytes([values << 1 & 127 | 128, values >> 6])
     bad = good[:begin] + numbers + good[begin + 2 :]
     if not fewer:
@@ -156,62 +151,149 @@ def changed(data: bytes, at: int, mask: int) -> bytes:
     return data[:at] + bytes([data[at] ^ mask]) + data[at + 1 :]
 
 
+def page_of(path: Path, column: str) -> range:
+    """Where the header of the last page of a column of the first row group lies."""
+    return headers_of(path, [column])[-1]
+
+
+def test_a_damaged_page_header_names_its_column(subject: Subject, tmp_path: Path) -> None:
+    path = subject.out / shard_name(0)
+    shard = open_shard(str(path), "x")
+    (tmp_path / "bad").write_bytes(changed(path.read_bytes(), page_of(path, "tokens")[-1], 1))
+    bad = pa.OSFile(str(tmp_path / "bad"))
+
+    def check(file: pa.NativeFile, columns: list[str] | None, group: int = 0) -> None:
+        schema = shard.parquet.schema
+        check_pages(file, shard.pages, schema, group, leaves_of(schema, columns))
+
+    check(shard.file, None)
+    message = (
+        r"column 'tokens\.list\.element': .* damaged: that at byte \d+ is not the one that was"
+    )
+    for columns in (None, ["tokens"], ["mix_row", "tokens"]):
+        with pytest.raises(PageError, match=message):
+            check(bad, columns)
+    check(bad, ["mix_row", "text"])  # other columns are whole, and so are other row groups
+    check(bad, None, group=1)
+
+
+def test_the_index_of_a_shard_holds_all_its_page_headers(subject: Subject) -> None:
+    """What lies between two of them is a page, of whose bytes they have the checksum."""
+    path = subject.out / shard_name(0)
+    data, shard = path.read_bytes(), open_shard(str(path), "x")
+    footer = shard.parquet.metadata
+    assert {chunk for chunk, *_ in shard.pages} == set(
+        range(footer.num_row_groups * footer.num_columns)
+    )
+    at, ends = 4, [page[1] for page in shard.pages[1:]]
+    for (chunk, begin, length, crc32), end in zip(
+        shard.pages, [*ends, index_begin(data, len(shard.pages))], strict=True
+    ):
+        assert begin == at
+        assert crc32 == zlib.crc32(data[begin : begin + length])
+        page = zlib.crc32(data[begin + length : end])
+        assert zigzag(page - 2**32 * (page >= 2**31)) in data[begin : begin + length]
+        column = footer.row_group(chunk // footer.num_columns).column(chunk % footer.num_columns)
+        first = column.dictionary_page_offset or column.data_page_offset
+        assert first <= begin < end <= first + column.total_compressed_size
+        at = end
+
+
+def index_begin(data: bytes, pages: int) -> int:
+    """Where the page index of a shard begins, which has so many."""
+    return len(data) - 8 - int.from_bytes(data[-8:-4], "little") - 48 - 20 * pages
+
+
+def zigzag(value: int) -> bytes:
+    """An int32 as Thrift's compact protocol has it, after the byte of a field that follows."""
+    rest, text = (value << 1 ^ value >> 31) & 0xFFFFFFFF, b"\x15"
+    while rest > 127:
+        text += bytes([rest & 127 | 128])
+        rest >>= 7
+    return text + bytes([rest])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        # What follows on the beginning of the struct in field 5: number of values, then encoding.
-        (lambda header: changed(header, header.index(b"\x1c\x15") + 2, 2), "end, size and values"),
+        # Bytes 4 and 5 are field 3, the page's size of less than 64.
         (
-            lambda header: changed(header, header.index(b"\x1c\x15") + 4, 2),
-            "is of an encoding that is not",
+            lambda header: header[:5] + b"\x7e" + header[6:],
+            r"its pages end at byte \d+, expected \d+",
         ),
-        (lambda header: header[:1] + b"\x06" + header[2:], "a page of type 3 stands at byte"),
-        (lambda header: b"\x00" + header[1:], "its page headers are damaged"),
-        (lambda header: b"\x1f" + header[1:], "no field is of type 15"),
-        (lambda header: b"\x05" + header[1:], "no field begins with byte 0x5"),
+        (lambda header: b"\x00" + header[1:], r"the page at byte \d+ has no checksum"),
+        (lambda header: b"\x1f" + header[1:], "no field begins with byte 0x1f"),
+        (lambda header: b"\x18" + b"\xff" * 4 + b"\x7f" + header[6:], "out of range"),
     ],
 )
-def test_a_damaged_page_header_names_its_column(
+def test_a_shard_whose_pages_do_not_fill_their_places_is_not_sealed(
     subject: Subject, tmp_path: Path, change: Callable[[bytes], bytes], message: str
 ) -> None:
-    good = (subject.out / shard_name(0)).read_bytes()
-    header = next(h for h in headers_of(subject.out / shard_name(0)) if good[h.start + 1] == 0)
+    path = subject.out / shard_name(0)
+    good, header = path.read_bytes(), page_of(path, "mix_row")
+    assert good[header.start + 4] == 0x15
+    assert good[header.start + 5] < 0x7E
     bad = change(good[header.start : header.stop])
-    path = tmp_path / "shard"
-    path.write_bytes(good[: header.start] + bad + good[header.start + len(bad) :])
-    footer = pq.read_metadata(subject.out / shard_name(0))
-    check_pages(pa.OSFile(str(subject.out / shard_name(0))), footer, 0, None)
-    with pytest.raises(PageError, match=f"column 'text': .*{message}"):
-        check_pages(pa.OSFile(str(path)), footer, 0, ["text"])
-    check_pages(pa.OSFile(str(path)), footer, 0, ["mix_row"])  # another column is whole
-    with pytest.raises(PageError, match=r"the shard has only \d row groups"):
-        check_pages(pa.OSFile(str(path)), footer, 9, None)
+    (tmp_path / "bad").write_bytes(good[: header.start] + bad + good[header.start + len(bad) :])
+    with pytest.raises(PageError, match=f"column 'mix_row': .* are damaged: .*{message}"):
+        index_pages(str(tmp_path / "bad"))
 
 
-def test_a_footer_that_was_changed_or_is_anothers_is_refused_before_it_is_parsed(
+def test_pages_without_checksums_are_not_sealed(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "x")
+    with pytest.raises(PageError, match=r"column 'x': .*the page at byte 4 has no checksum"):
+        index_pages(str(tmp_path / "x"))
+
+
+class Unchecked(WriterOptions):
+    """Options of a writer that leaves checksums out."""
+
+    def for_writer(self, schema: pa.Schema) -> dict[str, Any]:
+        return {**super().for_writer(schema), "write_page_checksum": False}
+
+
+def test_what_cannot_be_sealed_is_named_and_nothing_of_it_is_left(subject: Subject) -> None:
+    planned = Plan.load(subject.plan.folder)
+    writer = ShardWriter(replace(planned, options=Unchecked(**asdict(planned.options))))
+    tables = [pq.read_table(subject.out / shard_name(0)).replace_schema_metadata()]
+    message = (
+        r"what was just written did not read back: shards/shard-00000000\.parquet: column 'text': "
+        r".*the page at byte 4 has no checksum; .* the same build goes on from them"
+    )
+    with pytest.raises(BuildError, match=message):
+        writer.write(writer.footer(0), tables)
+    assert list((subject.out / "_mix").rglob("shard-*")) == []
+
+
+def test_a_footer_or_index_that_was_changed_or_is_anothers_is_refused_before_it_is_parsed(
     subject: Subject,
 ) -> None:
     path, other = subject.out / shard_name(0), subject.out / shard_name(1)
     good, others = path.read_bytes(), other.read_bytes()
-    size = struct.unpack("<I", good[-8:-4])[0]
-    others_size = struct.unpack("<I", others[-8:-4])[0]
-    foreign = good[: -8 - size] + others[-8 - others_size :]
-    unsealed = good[: -8 - size - 40] + good[-8 - size :]
+    footer, others_footer = (
+        len(data) - 8 - struct.unpack("<I", data[-8:-4])[0] for data in (good, others)
+    )
+    seal = footer - 48
+    index = index_begin(good, len(open_shard(str(path), "x").pages))
+    assert good[seal : seal + 8] == b"MIXSEAL2"
+    fewer, more = (changed(good, seal + 8, 1 << bit) for bit in (0, 7))
     for bad, message in (
-        (foreign, "its footer is not the one it was sealed with"),
-        (good[: -8 - size] + bytes(40) + good[-8 - size :], "is a Parquet file, but no shard"),
-        (unsealed, "is a Parquet file, but no shard of a mix"),
+        (good[:footer] + others[others_footer:], "its footer or page index is not what was sealed"),
+        (changed(good, index, 1), "its footer or page index is not what was sealed"),
+        (fewer, "its footer or page index is not what was sealed"),
+        (more, "its footer or page index is not what was sealed"),
+        (good[: seal + 8] + b"\xff" * 8 + good[seal + 16 :], "its footer or page index is not"),
+        (good[:index] + good[index + 20 :], "its footer or page index is not what was sealed"),
+        (good[:footer] + bytes(48) + good[footer:], "is a Parquet file, but no shard of a mix"),
+        (good[:seal] + good[footer:], "is a Parquet file, but no shard of a mix"),
         (good[:-8] + struct.pack("<I", len(good)) + b"PAR1", "cannot be opened as Parquet"),
     ):
         path.write_bytes(bad)
-        with pytest.raises(ShardError, match=message):
+        with pytest.raises(ShardError, match=rf"{path.name}: .*{message}"):
             ShardReader(subject.out)[0]
-    path.write_bytes(good)
     dice = random.Random(9)
-    for at in dice.sample(range(len(good) - 8 - size - 40, len(good)), 60):
-        changed = bytearray(good)
-        changed[at] ^= dice.randrange(1, 256)
-        path.write_bytes(changed)
+    for at in dice.sample(range(index, len(good)), 80):
+        path.write_bytes(changed(good, at, dice.randrange(1, 256)))
         with pytest.raises(ShardError, match=path.name):
             ShardReader(subject.out)[0]
     path.write_bytes(good)

@@ -693,14 +693,6 @@ def test_micro_batches_that_do_not_divide_are_refused(mix: Path, uneven: Path) -
         ShardReader(mix).batches(micro_batches=0)
 
 
-def test_numbered_batches_tell_their_place_in_the_order(step_mix: Path) -> None:
-    batches = ShardReader(step_mix).batches(rank=1, world_size=2, skip_batches=[(0, 2)])
-    pairs = [batches.numbered() for _ in range(len(batches))]
-    assert [number for number, _ in pairs] == [table["mix_batch"][0].as_py() for _, table in pairs]
-    with pytest.raises(StopIteration):
-        batches.numbered()
-
-
 def test_a_state_of_the_end_gives_no_batch(mix: Path) -> None:
     reader = ShardReader(mix)
     list(reader.batches())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -98,15 +99,15 @@ def test_pages_carry_checksums(tmp_path: Path) -> None:
 
 def test_footer_tells_which_shard_of_which_build_it_is(tmp_path: Path) -> None:
     write(tmp_path / "x", table("a", 5))
-    parquet, footer = open_shard(str(tmp_path / "x"), "x")
-    assert footer == FOOTER
-    check_shard(parquet, footer, FOOTER, [5], "x")
+    shard = open_shard(str(tmp_path / "x"), "x")
+    assert shard.footer == FOOTER
+    check_shard(shard, FOOTER, [5], "x")
     with pytest.raises(ShardError, match=r"x: belongs to another build: its bytes_id is bbbb"):
-        check_shard(parquet, footer, Footer("c" * 64, 3, 12, 4), [5], "x")
+        check_shard(shard, Footer("c" * 64, 3, 12, 4), [5], "x")
     with pytest.raises(ShardError, match=r"x: holds batches 12 to 16 as shard 3; expected .* 4"):
-        check_shard(parquet, footer, Footer("b" * 64, 4, 16, 4), [5], "x")
+        check_shard(shard, Footer("b" * 64, 4, 16, 4), [5], "x")
     with pytest.raises(ShardError, match=r"x: has 5 rows in 1 row groups, expected 6 in 2"):
-        check_shard(parquet, footer, FOOTER, [3, 3], "x")
+        check_shard(shard, FOOTER, [3, 3], "x")
 
 
 def test_other_parquet_files_are_no_shards(tmp_path: Path) -> None:
@@ -116,6 +117,30 @@ def test_other_parquet_files_are_no_shards(tmp_path: Path) -> None:
     (tmp_path / "y").write_bytes(b"nothing")
     with pytest.raises(ShardError, match="y: cannot be opened as Parquet"):
         open_shard(str(tmp_path / "y"), "y")
+
+
+@pytest.mark.parametrize(("groups", "reads"), [(3, 1), (110, 2), (400, 2)])
+def test_footer_and_seal_take_one_read_or_two_that_give_no_byte_twice(
+    tmp_path: Path, groups: int, reads: int
+) -> None:
+    class Noted(io.FileIO):
+        """A file that notes what is read of it."""
+
+        def read(self, size: int | None = -1) -> bytes:
+            taken.append(range(self.tell(), self.tell() + (size or 0)))
+            return super().read(size)
+
+    taken: list[range] = []
+    columns = pa.table({f"column {number}": [number] for number in range(5)})
+    data = write(tmp_path / "x", *[columns] * groups)
+    shard = open_shard(pa.PythonFile(Noted(tmp_path / "x")), "x")
+    assert len(shard.pages) == 2 * 5 * groups
+    assert len(taken) == reads
+    assert taken[0] == range(max(0, len(data) - (64 << 10)), len(data))
+    for later, earlier in itertools.pairwise(taken):
+        assert earlier.stop == later.start
+    footer = int.from_bytes(data[-8:-4], "little")
+    assert sum(map(len, taken)) <= max(64 << 10, 2 * footer + 64)
 
 
 def test_an_error_while_writing_leaves_no_file_that_opens(tmp_path: Path) -> None:

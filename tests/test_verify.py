@@ -158,7 +158,7 @@ def test_keys_and_tables_of_a_newer_minor_format_are_no_faults(copy: Path) -> No
     entry = {"path": "_mix/hues.bin", "sha256": hashlib.sha256(b"green").hexdigest()}
 
     def newer(found: dict[str, Any]) -> None:
-        found.update(format_version="1.7", hue="green")
+        found.update(format_version="2.7", hue="green")
         found["tables"].update(hues=entry)
 
     edit(copy, newer)
