@@ -1,0 +1,350 @@
+"""A finished mix as torch datasets: the same batches for any number of workers and ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from .decoder import Decoder
+from .errors import ReaderError
+from .manifest import Manifest
+from .reader import Batches, PaddedBatch, Part, ShardReader, Stand, padded
+from .shard import MIX_BATCH
+from .share import Remainder, Share, Skips, Split, batch_number, integer, state
+from .tensors import NullError, Padded, Ragged, as_tensors
+
+__all__ = ["MixedBatches", "MixedShards", "Padded", "Ragged", "ReaderError"]
+
+Collate = Callable[[dict[str, Any]], Any]
+
+
+class MixedShards(IterableDataset[Any]):
+    """The batches of a finished mix that a rank trains on, in order, as dicts of torch tensors.
+
+    For ``DataLoader(mix, batch_size=None, num_workers=N)`` and for torchdata's
+    ``StatefulDataLoader``: the batches come in the same order for any N.
+
+    Columns are numbers, booleans and times as tensors of shape [rows]; lists of a fixed size as
+    [rows, size]; binaries of a fixed width as uint8 of [rows, width]; other lists of these as
+    ``Ragged(values, offsets)``, or as ``Padded(values, lengths)`` where ``pad`` has a value for
+    them; structs as dicts of their fields; text and all else as lists. Tensors share Arrow's memory
+    where they can; nothing else does. ``"mix_batch"`` is one int: the batch's number, whatever
+    ``columns`` are asked for. ``fill`` maps columns to what stands for their nulls, which tensors
+    cannot hold. ``collate`` makes anything else of such a dict.
+
+    Without ``rank`` and ``world_size`` they are those of ``torch.distributed`` where it is
+    initialised, else those in the environment that ``torchrun`` sets, else 0 of 1.
+
+    A pass begins at ``start_batch``, and the first one after :meth:`load_state_dict` at the state,
+    in worker processes too. In a worker, Arrow uses one thread, as torch does. The other arguments
+    are those of :meth:`ShardReader.batches`; ``len`` is how many batches the next pass has.
+
+    Raises:
+        ManifestError: there is no finished mix, one of a newer format, or a damaged one.
+        ReaderError: an argument is wrong, as ``ShardReader.batches`` has it; while iterating: a
+            null in a column of tensors.
+        ShardError: a shard is gone or damaged.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        split: Split | None = None,
+        columns: Sequence[str] | None = None,
+        uneven: bool = False,
+        remainder: Remainder = "drop",
+        read_ahead: int = 2,
+        pad: Mapping[str, object] | None = None,
+        fill: Mapping[str, object] | None = None,
+        collate: Collate | None = None,
+        micro_batches: int | None = None,
+        skip_batches: Iterable[tuple[int, int]] = (),
+        start_batch: int = 0,
+    ) -> None:
+        super().__init__()
+        self._reader = ShardReader(path)
+        self._asked = Skips.of(skip_batches, len(self._reader))
+        self._share = Share.of(
+            self._reader.manifest,
+            *_ranks(rank, world_size),
+            split,
+            uneven,
+            remainder,
+            micro_batches,
+            self._asked,
+        )
+        self._columns = _payload(self._reader, columns)
+        self._read_ahead, self._pad = read_ahead, pad
+        self._in_micro_batches = micro_batches is not None
+        self._convert = _Convert.of(self._reader, self._columns, fill, collate)
+        self._start = start_batch
+        self._loaded: dict[str, Any] | None = None
+        self._pass = torch.zeros(1, dtype=torch.int64)
+        self._latest = self._stream((0, 1)).where
+
+    def __len__(self) -> int:
+        return len(self._stream((0, 1), None if int(self._pass) else self._loaded))
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        if worker is not None:
+            pa.set_cpu_count(1)
+        stream = self._stream(_turn(), self._loaded if self._goes_on() else None)
+        self._loaded, self._latest = None, stream.where
+        return stream
+
+    def state_after(self, batch_number: int) -> dict[str, Any]:
+        """The state of a run that has trained on a batch and on all before it: a few bytes of JSON.
+
+        It is the same for every rank of a step. With the number of the batch that came out of the
+        loader, ``batch["mix_batch"]``, it does not matter what workers have read ahead.
+
+        Raises:
+            ReaderError: no rank is given such a batch.
+        """
+        share = self._share
+        return state(self._reader.manifest, share, share.place(share.after(batch_number)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the latest iterator of this process stands, or the state that was loaded since.
+
+        Worker processes have iterators of their own: what these gave, ``state_after`` tells.
+        """
+        return self._latest.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next pass begin at a state; what it skips is left out of later passes, too.
+
+        Raises:
+            ReaderError: it is no state, of a mix with another order, in the middle of a step of
+                this world size, or of another worker.
+        """
+        stream = self._stream(_turn(), state)
+        self._latest, self._loaded = stream.where, dict(state)
+        self._share = replace(self._share, skips=stream.where.stand.share.skips)
+        self._pass = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def _stream(self, turn: tuple[int, int], state: Mapping[str, Any] | None = None) -> _Stream:
+        batches = Batches(
+            self._reader.folder,
+            self._reader.manifest,
+            self._share,
+            self._start,
+            self._asked,
+            self._columns,
+            self._read_ahead,
+            self._pad,
+            self._in_micro_batches,
+            turn,
+            self._convert,
+        )
+        stream = _Stream(batches, _Where(self._reader.manifest, batches.stand, turn))
+        if state is not None:
+            stream.load_state_dict(state)
+        return stream
+
+    def _goes_on(self) -> bool:
+        """Whether the pass that begins is the first since a state was loaded.
+
+        Worker processes are begun anew for each pass, all from one object: they tell a pass from
+        the next by the seed that a loader draws for it, noted in memory that they share.
+        """
+        worker = get_worker_info()
+        noted, mark = int(self._pass), 1 if worker is None else -1 - (worker.seed - worker.id)
+        if noted == 0:
+            self._pass.fill_(mark)
+        return noted == 0 or (worker is not None and noted == mark)
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where a stream stands, to be told also when it is gone."""
+
+    manifest: Manifest
+    stand: Stand
+    turn: tuple[int, int]
+
+    def state(self) -> dict[str, Any]:
+        told = state(self.manifest, self.stand.share, self.stand.place)
+        return told if self.turn == (0, 1) else {**told, "worker": list(self.turn)}
+
+
+class _Stream(Iterator[Any]):
+    """A pass over a rank's batches, or over those of one worker's turn.
+
+    The state of a worker's turn says so, and goes on in that turn alone; others go on anywhere.
+    """
+
+    def __init__(self, batches: Batches, where: _Where) -> None:
+        self._batches = batches
+        self.where = where
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.where.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        bare = {key: state[key] for key in state if key != "worker"}
+        own = len(bare) < len(state)
+        if own and state["worker"] != list(self.where.turn):
+            raise ReaderError(
+                f"the state is that of one of several DataLoader workers, {state['worker']} "
+                f"(number, of how many), and does not go on in {list(self.where.turn)}: load it "
+                "into a StatefulDataLoader with as many workers, or take it from state_after"
+            )
+        self._batches.load_state_dict(bare, own)
+
+
+class MixedBatches(Dataset[Any]):
+    """The batches of a finished mix by their number, as dicts of torch tensors.
+
+    ``len`` is the mix's number of batches, ``[n]`` batch n, whole and in memory of its own. For
+    ``DataLoader(batches, batch_size=None, sampler=..)``. The arguments and dicts are those of
+    :class:`MixedShards`.
+
+    Raises:
+        ManifestError, ReaderError, ShardError: as MixedShards does.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        pad: Mapping[str, object] | None = None,
+        fill: Mapping[str, object] | None = None,
+        collate: Collate | None = None,
+    ) -> None:
+        self._reader = ShardReader(path)
+        names = _payload(self._reader, columns)
+        self._decoder = Decoder(self._reader.folder, self._reader.manifest, names)
+        self._convert = _Convert.of(self._reader, names, fill, collate)
+        self._pad = None if pad is None else self._decoder.pad_values(pad, 0)
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __getitem__(self, n: int) -> Any:
+        n = batch_number(n, len(self))
+        table = self._decoder.batch(n)
+        # A row group is kept for the next call: what is done to these tensors must not reach it.
+        part = Part(n, n, 0, 1, table.take(pa.array(np.arange(table.num_rows))))
+        return self._convert(part if self._pad is None else padded(part, self._pad))
+
+
+@dataclass(frozen=True)
+class _Convert:
+    """Makes of a rank's rows of a batch what a trainer is given."""
+
+    fill: dict[str, pa.Scalar]
+    collate: Collate | None
+
+    @classmethod
+    def of(
+        cls,
+        reader: ShardReader,
+        columns: Sequence[str],
+        fill: Mapping[str, object] | None,
+        collate: Collate | None,
+    ) -> _Convert:
+        """Raises ReaderError where a value to fill with is none of its column."""
+        if collate is not None and not callable(collate):
+            raise ReaderError(f"collate must be a function of a batch, found {collate!r}")
+        if fill is not None and not isinstance(fill, Mapping):
+            raise ReaderError(
+                f"fill must map names of columns to values, such as {{'score': 0}}, found {fill!r}"
+            )
+        scalars = {}
+        for name, value in (fill or {}).items():
+            if name not in columns:
+                raise ReaderError(f"fill: no column {name!r}; asked for are {', '.join(columns)}")
+            kind = reader.schema.field(name).type
+            try:
+                if value is None or pa.types.is_nested(kind):
+                    raise TypeError("expected a value, for a column that is no list or struct")
+                # Arrow would cut a fraction off.
+                whole = integer("a value", value) if pa.types.is_integer(kind) else value
+                scalars[name] = pa.scalar(whole, kind)
+            except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+                raise ReaderError(
+                    f"fill: {value!r} is no value for column {name!r} of type {kind}: {error}"
+                ) from error
+        return cls(scalars, collate)
+
+    def __call__(self, part: Part) -> Any:
+        batch: dict[str, Any] = {MIX_BATCH: part.number}
+        padded = isinstance(part.rows, PaddedBatch)
+        table = part.rows.table if padded else part.rows
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if name in self.fill:
+                column = column.fill_null(self.fill[name])
+            try:
+                batch[name] = as_tensors(column)
+            except NullError as error:
+                way = "" if pa.types.is_nested(column.type) else f"fill={{{name!r}: ..}} or "
+                raise ReaderError(
+                    f"{part.cell(name, error.row)} is null or holds one, and a tensor cannot: "
+                    f"use {way}columns= without it"
+                ) from error
+        if padded:
+            for name, dense in part.rows.dense.items():
+                lengths = torch.from_numpy(part.rows.lengths[name])
+                batch[name] = Padded(torch.from_numpy(dense), lengths)
+        return batch if self.collate is None else self.collate(batch)
+
+
+def _payload(reader: ShardReader, columns: Sequence[str] | None) -> Sequence[str]:
+    """The columns to decode: the number of the batch is known without its column."""
+    if isinstance(columns, str):
+        return columns  # refused where columns are checked
+    names = reader.manifest.columns if columns is None else columns
+    return [name for name in names if name != MIX_BATCH]
+
+
+def _turn() -> tuple[int, int]:
+    """The number of this DataLoader worker, and of how many."""
+    worker = get_worker_info()
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world size, found where they are not given.
+
+    Raises:
+        ReaderError: only one of them is given, or the environment has only one, or no integers.
+    """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is not None or world_size is not None:
+        raise ReaderError(
+            f"rank {rank} and world_size {world_size}: give both, or neither to take them from "
+            "torch.distributed or from RANK and WORLD_SIZE in the environment"
+        )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    found = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if found == (None, None):
+        return 0, 1
+    try:
+        return int(found[0] or ""), int(found[1] or "")
+    except ValueError:
+        raise ReaderError(
+            f"the environment has RANK={found[0]} and WORLD_SIZE={found[1]}, expected two integers "
+            "or neither; give rank= and world_size="
+        ) from None
