@@ -15,6 +15,24 @@ BUILD = [
     "rich>=13",
     "ruamel.yaml>=0.18",
 ]
+# What else reads a finished mix, and is tested to.
+INTEROP = [
+    "datasets>=3.6",
+    "duckdb>=2; python_version >= '3.11'",  # older ones cannot read token lists, as we encode them
+    "grain>=0.2.8",
+    "polars>=1",
+    "torch>=2.3",
+    "torchdata>=0.10",
+]
+# What reading is measured beside. MosaicML's takes an older huggingface-hub than newer datasets do:
+# without the bound, pip tries their releases one by one, for longer than ten minutes.
+PEERS = [
+    "datasets>=3.6,<5",
+    "grain>=0.2.8",
+    "mosaicml-streaming>=0.13",
+    "torch>=2.3",
+    "torchdata>=0.10",
+]
 TEST = [
     "fsspec[http]>=2024.2",
     "hypothesis>=6.100",
@@ -37,13 +55,14 @@ setup(
     install_requires=["numpy>=1.26", "pyarrow>=18"],
     extras_require={
         "build": BUILD,
-        "torch": ["torch>=2.2"],
+        "torch": ["torch>=2.3"],
         "gcp": [*BUILD, "apache-beam[gcp]>=2.60"],
         "dask": [*BUILD, "apache-beam[dask]>=2.60"],
         "s3": ["pyarrow>=18"],
         "fsspec": ["fsspec>=2024.2"],
+        "interop": INTEROP,
         "test": [*BUILD, *TEST],
-        "bench": [*BUILD],
+        "bench": [*BUILD, *PEERS],
     },
     entry_points={"console_scripts": ["mixshards=pipeline.cli:main"]},
 )

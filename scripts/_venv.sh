@@ -37,7 +37,7 @@ installed_from() {
     (cd / && python -c 'import os, pipeline; print(os.path.dirname(pipeline.__file__))')
 }
 
-use_venv() { # EXTRA; makes the environment where needed, installs where needed, and activates it
+use_venv() { # EXTRA[,EXTRA..]; makes and activates the environment, and installs where needed
     local python wanted stamp start
     if [[ ! -x $venv/bin/python ]]; then
         python=$(find_python)
@@ -48,7 +48,7 @@ use_venv() { # EXTRA; makes the environment where needed, installs where needed,
     venv=$(cd -- "$venv" && pwd -P)
     export VIRTUAL_ENV=$venv PATH=$venv/bin:$PATH
     hash -r
-    wanted="$repo $(cksum <"$repo/setup.py")"
+    wanted="$repo $(cat -- "$repo/setup.py" "$repo/constraints.txt" | cksum)"
     stamp=$venv/.mixshards-$1
     if [[ -f $stamp && $(<"$stamp") == "$wanted" && $(installed_from) -ef $repo/pipeline ]]; then
         say '(installed already)'
@@ -56,7 +56,8 @@ use_venv() { # EXTRA; makes the environment where needed, installs where needed,
         python -m pip --version >/dev/null 2>&1 || run python -m ensurepip
         start=$PWD
         run cd "$repo"
-        run python -m pip install --quiet --disable-pip-version-check --editable ".[$1]"
+        run python -m pip install --quiet --disable-pip-version-check \
+            --constraint constraints.txt --editable ".[$1]"
         cd -- "$start"
         say "$wanted" >"$stamp"
     fi
@@ -72,8 +73,32 @@ own_folder() { # FOLDER MARKER; refuses a folder that holds anything but an earl
 enter_folder() { # goes into the folder that own_folder was given, without what was built there
     mkdir -p -- "$demo"
     run cd "$demo"
-    say "Made by $(basename -- "$0") of mixshards, which replaces data/, mix.yaml and out/ here." \
-        >"$marker"
+    say "Made by $(basename -- "$0") of mixshards, which replaces data/, mix.yaml, out/ and" \
+        'runs/ here.' >"$marker"
     say '*' >.gitignore
-    rm -rf out
+    rm -rf out runs
+}
+
+kill_when() { # COMMAND.., run in the background, dies once the function `$1` says so; 0 if it did
+    local enough=$1 status=0
+    shift
+    show "$(quoted "$@") &"
+    set -m # its processes are a group of their own, and all of them die
+    "$@" &
+    set +m
+    child=$!
+    trap 'kill -KILL -- "-$child" 2>/dev/null || true' EXIT
+    until "$enough"; do
+        kill -0 "$child" 2>/dev/null || break
+        sleep 0.02
+    done
+    kill -KILL -- "-$child" 2>/dev/null || true
+    { wait "$child" || status=$?; } 2>/dev/null
+    trap - EXIT
+    case $status in
+        0) say '(it had already finished, so there was nothing left to kill)' ;;
+        137) show "kill -KILL -- -$child" ;;
+        *) exit "$status" ;;
+    esac
+    [[ $status != 0 ]]
 }

@@ -68,7 +68,12 @@ print(sorted({"apache_beam", "pydantic", "click", "torch"} & set(sys.modules)))
 # What a worker does, up to where it writes shards, without the modules that it has no promise of.
 _WORKER = """
 import json, pickle, sys
-sys.modules.update(dict.fromkeys(json.loads(sys.argv[3])))
+lacking = frozenset(json.loads(sys.argv[3]))
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name in lacking:
+            raise ModuleNotFoundError(f"no module {name!r} here", name=name)
+sys.meta_path.insert(0, Lacking())
 from apache_beam.internal import pickler
 import pipeline
 functions = [pickler.loads(text) for text in pickle.load(open(sys.argv[1], "rb"))]
