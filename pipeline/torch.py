@@ -44,8 +44,9 @@ class MixedShards(IterableDataset[Any]):
     initialised, else those in the environment that ``torchrun`` sets, else 0 of 1.
 
     A pass begins at ``start_batch``, and the first one after :meth:`load_state_dict` at the state,
-    in worker processes too. In a worker, Arrow uses one thread, as torch does. The other arguments
-    are those of :meth:`ShardReader.batches`; ``len`` is how many batches the next pass has.
+    in worker processes too. A worker reads in one thread, as torch computes in one, and leaves it
+    to the loader to be ahead. The other arguments are those of :meth:`ShardReader.batches`; ``len``
+    is how many batches the next pass has.
 
     Raises:
         ManifestError: there is no finished mix, one of a newer format, or a damaged one.
@@ -143,7 +144,7 @@ class MixedShards(IterableDataset[Any]):
             self._start,
             self._asked,
             self._columns,
-            self._read_ahead,
+            self._read_ahead if get_worker_info() is None else 0,
             self._pad,
             self._in_micro_batches,
             turn,
