@@ -155,7 +155,7 @@ class Decoder:
         if rows is not None:
             edges: Sequence[int] = range(0, (end - begin + 1) * rows, rows)
         else:
-            numbers = table.column(MIX_BATCH).to_numpy()
+            numbers = np.from_dlpack(table.column(MIX_BATCH).combine_chunks())
             places = np.searchsorted(numbers, np.arange(begin, end + 1))
             expected = np.repeat(np.arange(begin, end), np.diff(places))
             # Elsewhere the number of rows tells; here only this column does.

@@ -377,9 +377,16 @@ def _strided(table: pa.Table, rows: Sequence[tuple[int, int]]) -> list[pa.Table]
     if list(rows) == [(0, 1)]:
         return [table]
     chosen = [np.arange(first, table.num_rows, distance) for first, distance in rows]
-    taken = table.take(pa.array(np.concatenate(chosen)))
+    taken = copied(table, np.concatenate(chosen))
     ends = np.cumsum([len(part) for part in chosen]).tolist()
     return [taken.slice(end - len(part), len(part)) for end, part in zip(ends, chosen, strict=True)]
+
+
+def copied(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Some rows of a table, in memory of their own."""
+    # From its buffer, since pa.array imports pandas first, where it is installed.
+    places = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
+    return table.take(places)
 
 
 def padded(part: Part, pad: Mapping[str, np.generic]) -> Part:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -95,16 +94,16 @@ def _tensor(array: pa.Array) -> Any:
             return Ragged(values, torch.arange(0, rows * size + 1, size) if size else _zeros(rows))
         return values.reshape(rows, size, *values.shape[1:])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        offsets = array.offsets.to_numpy().astype(np.int64)
-        offsets -= offsets[0]
+        offsets = from_dlpack(array.offsets).long()
+        offsets = offsets - offsets[0]
         try:
             values = _tensor(array.flatten())
         except NullError as error:
-            row = int(np.searchsorted(offsets, error.row, "right")) - 1
+            row = int(torch.searchsorted(offsets, error.row, right=True)) - 1
             raise NullError(row) from error
-        return Ragged(values, torch.from_numpy(offsets))
+        return Ragged(values, offsets)
     if pa.types.is_boolean(kind):
-        return torch.from_numpy(array.to_numpy(zero_copy_only=False))
+        return from_dlpack(array.cast(pa.uint8())).bool()
     if pa.types.is_fixed_size_binary(kind):
         width, data = kind.byte_width, array.buffers()[1]
         octets = pa.Array.from_buffers(
@@ -122,4 +121,4 @@ def _zeros(rows: int) -> torch.Tensor:
 
 def _no_null(array: pa.Array) -> None:
     if array.null_count:
-        raise NullError(int(array.is_null().to_numpy(zero_copy_only=False).argmax()))
+        raise NullError(array.is_null().index(True).as_py())

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from .decoder import Decoder
 from .errors import ReaderError
 from .manifest import Manifest
-from .reader import Batches, PaddedBatch, Part, ShardReader, Stand, padded
+from .reader import Batches, PaddedBatch, Part, ShardReader, Stand, copied, padded
 from .shard import MIX_BATCH
 from .share import Remainder, Share, Skips, Split, batch_number, integer, state
 from .tensors import NullError, Padded, Ragged, as_tensors
@@ -245,7 +245,7 @@ class MixedBatches(Dataset[Any]):
         n = batch_number(n, len(self))
         table = self._decoder.batch(n)
         # A row group is kept for the next call: what is done to these tensors must not reach it.
-        part = Part(n, n, 0, 1, table.take(pa.array(np.arange(table.num_rows))))
+        part = Part(n, n, 0, 1, copied(table, np.arange(table.num_rows)))
         return self._convert(part if self._pad is None else padded(part, self._pad))
 
 

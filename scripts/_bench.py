@@ -26,7 +26,9 @@ _COMPLETE = "complete.json"
 _SEED = 20260
 _WORDS, _TOKENS = 30_000, 32_000
 _MEDIAN_WORDS, _SIGMA, _TOKENS_PER_WORD = 200, 0.9, 1.3
-_ROW_BYTES = 3600  # about, in Arrow; the number of rows follows from it
+_FIXED_TOKENS = 512
+# About what a row takes in Arrow, by the kind of sources; the number of rows follows from it.
+ROW_BYTES = {"sources": 3600, "fixed": 4 * _FIXED_TOKENS + 16, "narrow": 16}
 
 
 class Timed(NamedTuple):
@@ -68,9 +70,20 @@ def timed(work: Callable[[], float]) -> Timed:
 
 
 def _measured(job: Job) -> tuple[Timed, float]:
-    result = job()
+    return job(), _peak_mib()
+
+
+def resident_mib() -> float:
+    """Memory that this process holds now; its peak, where the system does not say."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return _peak_mib()
+
+
+def _peak_mib() -> float:
     unit = 1 if sys.platform == "darwin" else 1024
-    return result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def in_process(work: Callable[[], T]) -> T:
@@ -182,23 +195,31 @@ def workspace(options: argparse.Namespace) -> Iterator[Path]:
         yield Path(folder)
 
 
-def sources(
-    root: Path, gigabytes: float, shares: Sequence[int], files: int
-) -> tuple[Path, dict[str, Any]]:
-    """A folder of text-and-tokens Parquet, a dataset a share, and what is in it."""
-    total = gigabytes * 1e9 / _ROW_BYTES
-    rows = [max(files, round(total * share / sum(shares))) for share in shares]
-    folder = root / f"sources-{len(shares)}x{files}-{sum(rows)}"
+def kept(folder: Path, make: Callable[[Path], T]) -> T:
+    """Fill a folder in a process of its own, unless it is complete; what was made, as JSON."""
     marker = folder / _COMPLETE
     if not marker.exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         print(f"making {folder} ..", file=sys.stderr, flush=True)
-        made = in_process(partial(_make_sources, folder, rows, files))
-        marker.write_text(json.dumps(made))
-    found: dict[str, Any] = json.loads(marker.read_text())
+        marker.write_text(json.dumps(in_process(partial(make, folder))))
+    made: T = json.loads(marker.read_text())
+    return made
+
+
+def sources(
+    root: Path, gigabytes: float, shares: Sequence[int], files: int, kind: str = "sources"
+) -> tuple[Path, dict[str, Any]]:
+    """A folder of Parquet, a dataset a share, and what is in it.
+
+    Kinds: "sources", text and tokens; "fixed", columns of a fixed size; "narrow", two integers.
+    """
+    total = gigabytes * 1e9 / ROW_BYTES[kind]
+    rows = [max(files, round(total * share / sum(shares))) for share in shares]
+    folder = root / f"{kind}-{len(shares)}x{files}-{sum(rows)}"
+    found = kept(folder, partial(_make_sources, rows, files, kind))
     size = f"{found['arrow_bytes'] / 1e9:.2f} GB in Arrow, {found['file_bytes'] / 1e9:.2f} in files"
-    print(f"sources: {len(rows)} datasets, {sum(rows):,} rows, {size}")
+    print(f"{kind}: {len(rows)} datasets, {sum(rows):,} rows, {size}")
     for path in sorted(folder.rglob("*.parquet")):
         path.read_bytes()  # so that every round finds them in memory
     return folder, found
@@ -218,10 +239,10 @@ def config(
     return {"on_exhausted": "stop", "datasets": datasets, **settings}
 
 
-def _make_sources(folder: Path, rows: Sequence[int], files: int) -> dict[str, Any]:
+def _make_sources(rows: Sequence[int], files: int, kind: str, folder: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
-    generate = _generator()
+    generate = {"sources": _generator, "fixed": _fixed, "narrow": _narrow}[kind]()
     arrow_bytes = 0
     names = [f"d{at:03d}" for at in range(len(rows))]
     for at, (name, total) in enumerate(zip(names, rows, strict=True)):
@@ -287,21 +308,44 @@ def _generator() -> Callable[[Sequence[int], int, int], Any]:
     return generate
 
 
+def _fixed() -> Callable[[Sequence[int], int, int], Any]:
+    """The same for rows of one size: tokens by a fixed number, a float and an integer."""
+    import numpy as np
+    import pyarrow as pa
+
+    def generate(seed: Sequence[int], first: int, rows: int) -> pa.Table:
+        random = np.random.default_rng(seed)
+        # The logarithm of a uniform number: many small ones, as frequent tokens have.
+        drawn = np.exp(random.random(rows * _FIXED_TOKENS, np.float32) * np.log(_TOKENS))
+        tokens = pa.FixedSizeListArray.from_arrays(drawn.astype(np.int32), _FIXED_TOKENS)
+        scores = random.random(rows)
+        return pa.table({"id": np.arange(first, first + rows), "score": scores, "tokens": tokens})
+
+    return generate
+
+
+def _narrow() -> Callable[[Sequence[int], int, int], Any]:
+    """The same for rows of two integers."""
+    import numpy as np
+    import pyarrow as pa
+
+    def generate(seed: Sequence[int], first: int, rows: int) -> pa.Table:
+        values = np.random.default_rng(seed).integers(2**40, size=rows)
+        return pa.table({"id": np.arange(first, first + rows), "value": values})
+
+    return generate
+
+
 def as_format(folder: Path, form: str) -> Path:
     """The sources of a folder in another format (``jsonl``, ``jsonl.gz``, ``arrow``), beside it."""
     target = folder.with_name(f"{folder.name}-{form}")
-    marker = target / _COMPLETE
-    if not marker.exists():
-        shutil.rmtree(target, ignore_errors=True)
-        print(f"making {target} ..", file=sys.stderr, flush=True)
-        in_process(partial(_convert, folder, target, form))
-        marker.write_text("{}")
+    kept(target, partial(_convert, folder, form))
     for path in sorted(target.rglob(f"*.{form}")):
         path.read_bytes()
     return target
 
 
-def _convert(folder: Path, target: Path, form: str) -> None:
+def _convert(folder: Path, form: str, target: Path) -> None:
     import gzip
 
     import pyarrow as pa
