@@ -19,7 +19,7 @@ from .manifest import Manifest
 from .reader import Batches, PaddedBatch, Part, ShardReader, Stand, copied, padded
 from .shard import MIX_BATCH
 from .share import Remainder, Share, Skips, Split, batch_number, integer, state
-from .tensors import NullError, Padded, Ragged, as_tensors
+from .tensors import Batch, NullError, Padded, Ragged, as_tensors
 
 __all__ = ["MixedBatches", "MixedShards", "Padded", "Ragged", "ReaderError"]
 
@@ -289,7 +289,7 @@ class _Convert:
         return cls(scalars, collate)
 
     def __call__(self, part: Part) -> Any:
-        batch: dict[str, Any] = {MIX_BATCH: part.number}
+        batch = Batch({MIX_BATCH: part.number})
         padded = isinstance(part.rows, PaddedBatch)
         table = part.rows.table if padded else part.rows
         for name, column in zip(table.column_names, table.columns, strict=True):
