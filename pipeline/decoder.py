@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,26 @@ class Group(NamedTuple):
         return self.table.slice(start, stop - start)
 
 
+def checked_columns(columns: Sequence[str] | None, manifest: Manifest) -> Sequence[str]:
+    """The names of columns that are asked for; None asks for all.
+
+    Raises:
+        ReaderError: they are no names, or none of the mix's.
+    """
+    known = manifest.columns
+    if columns is None:
+        return known
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise ReaderError(
+            f"columns must be a list of names, such as [{known[0]!r}], found {columns!r}"
+        )
+    names = list(columns)
+    for name in names:
+        if name not in known:
+            raise ReaderError(f"no column {name!r}; the mix has {', '.join(known)}")
+    return names
+
+
 class Decoder:
     """Decodes row groups of a mix. One open shard, one thread."""
 
@@ -50,19 +70,18 @@ class Decoder:
         self._folder = folder
         self._manifest = manifest
         self._layout = manifest.layout
-        known = manifest.columns
-        if isinstance(columns, str):
-            raise ReaderError(f"columns must be a list of names, such as [{columns!r}]")
-        for name in columns or ():
-            if name not in known:
-                raise ReaderError(f"no column {name!r}; the mix has {', '.join(known)}")
-        self._columns = self._decoded = None if columns is None else list(columns)
+        names = checked_columns(columns, manifest)
+        self._columns = self._decoded = None if columns is None else list(names)
         if self._columns is not None and manifest.rows_per_batch is None:
             # Where batches differ in size, this column says where each begins.
             self._decoded = [*self._columns, MIX_BATCH]
         self._last: tuple[tuple[int, int], Group] | None = None
         self._open: tuple[tuple[int, int], Shard] | None = None
         self._leaves: Container[int] = ()  # of the decoded columns, the same in every shard
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled with no shard open."""
+        return Decoder, (self._folder, self._manifest, self._columns)
 
     def anew(self) -> Decoder:
         """The same with no shard open."""
@@ -174,13 +193,19 @@ class Decoder:
         try:
             file = self._folder.open(name)
         except OSError as error:
-            raise ShardError(f"{where}: cannot be opened: {error}") from error
-        opened = open_shard(
-            file, where, pre_buffer=not self._folder.local, page_checksum_verification=True
-        )
-        first, batches = self._layout.shard(shard)
-        expected = Footer(self._manifest.bytes_id, shard, first, batches)
-        check_shard(opened, expected, self._manifest.group_rows(shard), where)
+            mend = "" if is_unreachable(error) else f"; {_MEND}"
+            raise ShardError(f"{where}: cannot be opened: {error}{mend}") from error
+        try:
+            opened = open_shard(
+                file, where, pre_buffer=not self._folder.local, page_checksum_verification=True
+            )
+            first, batches = self._layout.shard(shard)
+            expected = Footer(self._manifest.bytes_id, shard, first, batches)
+            check_shard(opened, expected, self._manifest.group_rows(shard), where)
+        except ShardError as error:
+            if error.__cause__ is not None and is_unreachable(error.__cause__):
+                raise
+            raise ShardError(f"{error}; {_MEND}") from error
         self._check_schema(opened.parquet, where)
         self._leaves = leaves_of(opened.parquet.schema, self._decoded)
         self._open = (key, opened)

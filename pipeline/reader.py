@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -236,7 +237,7 @@ class Batches(Iterator[Any]):
         if read_ahead < 0:
             raise ReaderError(f"read_ahead must be at least 0, not {read_ahead}")
         self._manifest = manifest
-        self._asked = asked
+        self.asked = asked
         # Each stream has one of its own, so that files close with it; this one checks columns.
         self._decoder = Decoder(folder, manifest, columns)
         self._read_ahead = read_ahead
@@ -288,7 +289,7 @@ class Batches(Iterator[Any]):
             ReaderError: it is no state, of a mix with another order, or in the middle of a step
                 that this world size cannot take up.
         """
-        number, skips = read_state(state, self._manifest, self._asked)
+        number, skips = read_state(state, self._manifest, self.asked)
         share = replace(self.stand.share, skips=skips)
         self._seek(share, number, 0 if own else self._turn[0])
 
@@ -428,4 +429,5 @@ def _ahead(
                 pending.append((following, pool.submit(work, following)))
             yield job, result
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        if not sys.is_finalizing():  # then it is shut down, and so is what shutting down needs
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .errors import ReaderError
@@ -130,13 +130,19 @@ class Share:
                 f"world_size {world_size} does not divide the mix's batches_per_step {step}; "
                 "choose a divisor of it, or split='rows'"
             )
+        if not isinstance(uneven, bool):
+            raise ReaderError(f"uneven must be True or False, not {uneven!r}")
         ranks = world_size if split == "rows" else 1
         _check_even(rows, ranks, micro_batches, uneven)
         share = cls(
             layout.num_batches, step, rank, world_size, split, remainder, micro_batches, skips
         )
-        if not share.num_kept:
-            raise ReaderError(f"skip_batches leaves none of the mix's {layout.num_batches} batches")
+        _check_any_kept(share)
+        if not share.stop:
+            raise ReaderError(
+                f"{share.num_kept} batches are less than one step of {step or world_size}, so no "
+                "rank would be given any: use remainder='repeat' to fill it up, or split='rows'"
+            )
         return share
 
     @property
@@ -268,6 +274,7 @@ def read_state(state: Mapping[str, Any], manifest: Manifest, asked: Skips) -> tu
     recorded = Skips.of(state.get("skip_batches", ()))
     layout = manifest.layout
     bare = Share(layout.num_batches, layout.batches_per_step, skips=recorded)
+    _check_any_kept(replace(bare, skips=recorded | asked))
     if number > layout.num_batches + bare._missing:
         raise ReaderError(
             f"the state's next batch is {number}, but the mix has {layout.num_batches}: "
@@ -315,6 +322,11 @@ def integer(what: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise ReaderError(f"{what} must be an integer, found {value!r}") from None
+
+
+def _check_any_kept(share: Share) -> None:
+    if not share.num_kept:
+        raise ReaderError(f"skip_batches leaves none of the mix's {share.num_batches} batches")
 
 
 def _range(pair: Any) -> tuple[int, int]:

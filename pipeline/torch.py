@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import torch
 import torch.distributed
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from .decoder import Decoder
+from .decoder import Decoder, checked_columns
 from .errors import ReaderError
 from .manifest import Manifest
 from .reader import Batches, PaddedBatch, Part, ShardReader, Stand, copied, padded
@@ -91,18 +92,21 @@ class MixedShards(IterableDataset[Any]):
         self._convert = _Convert.of(self._reader, self._columns, fill, collate)
         self._start = start_batch
         self._loaded: dict[str, Any] | None = None
-        self._pass = torch.zeros(1, dtype=torch.int64)
+        # Seen by all processes: the first pass since a state was loaded, and how many were loaded.
+        self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._num_loaded, self._loaded_here = 0, False
         self._latest = self._stream((0, 1)).where
 
     def __len__(self) -> int:
-        return len(self._stream((0, 1), None if int(self._pass) else self._loaded))
+        return len(self._stream((0, 1), None if int(self._shared[0]) else self._loaded))
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        if worker is not None:
+        if get_worker_info() is not None:
             pa.set_cpu_count(1)
+            if int(self._shared[1]) != self._num_loaded:
+                return _too_late()
         stream = self._stream(_turn(), self._loaded if self._goes_on() else None)
-        self._loaded, self._latest = None, stream.where
+        self._loaded, self._loaded_here, self._latest = None, False, stream.where
         return stream
 
     def state_after(self, batch_number: int) -> dict[str, Any]:
@@ -131,10 +135,16 @@ class MixedShards(IterableDataset[Any]):
             ReaderError: it is no state, of a mix with another order, in the middle of a step of
                 this world size, or of another worker.
         """
-        stream = self._stream(_turn(), state)
-        self._latest, self._loaded = stream.where, dict(state)
+        stream = self._stream(_turn())
+        stream.load_state_dict(state)
+        self._latest, self._loaded = stream.where, copy.deepcopy(dict(state))
         self._share = replace(self._share, skips=stream.where.stand.share.skips)
-        self._pass = torch.zeros(1, dtype=torch.int64).share_memory_()
+        if get_worker_info() is None:
+            self._shared[0] = 0
+            self._shared[1] += 1
+            self._num_loaded += 1
+        else:
+            self._loaded_here = True
 
     def _stream(self, turn: tuple[int, int], state: Mapping[str, Any] | None = None) -> _Stream:
         batches = Batches(
@@ -159,13 +169,25 @@ class MixedShards(IterableDataset[Any]):
         """Whether the pass that begins is the first since a state was loaded.
 
         Worker processes are begun anew for each pass, all from one object: they tell a pass from
-        the next by the seed that a loader draws for it, noted in memory that they share.
+        the next by the seed that a loader draws for it, noted in memory that they share. A state
+        that a worker loads itself is its own.
         """
+        if self._loaded is None or self._loaded_here:
+            return True
         worker = get_worker_info()
-        noted, mark = int(self._pass), 1 if worker is None else -1 - (worker.seed - worker.id)
+        noted, mark = int(self._shared[0]), 1 if worker is None else -1 - (worker.seed - worker.id)
         if noted == 0:
-            self._pass.fill_(mark)
+            self._shared[0] = mark
         return noted == 0 or (worker is not None and noted == mark)
+
+
+def _too_late() -> Iterator[Any]:
+    # Raised with the first batch: an error of iter() ends a persistent worker without a word.
+    raise ReaderError(
+        "a state was loaded after this worker had started, and persistent workers keep what they "
+        "started with: make a new DataLoader after load_state_dict"
+    )
+    yield
 
 
 @dataclass(frozen=True)
@@ -176,9 +198,15 @@ class _Where:
     stand: Stand
     turn: tuple[int, int]
 
+    @property
+    def worker(self) -> dict[str, int]:
+        """What decides which batches a worker's turn has, besides where it stands."""
+        return {"number": self.turn[0], "of": self.turn[1], "step": self.stand.share.stride}
+
     def state(self) -> dict[str, Any]:
+        """The stream's state, which says so where it is that of one of several workers."""
         told = state(self.manifest, self.stand.share, self.stand.place)
-        return told if self.turn == (0, 1) else {**told, "worker": list(self.turn)}
+        return told if self.turn[1] == 1 else {**told, "worker": self.worker}
 
 
 class _Stream(Iterator[Any]):
@@ -201,15 +229,25 @@ class _Stream(Iterator[Any]):
         return self.where.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        bare = {key: state[key] for key in state if key != "worker"}
-        own = len(bare) < len(state)
-        if own and state["worker"] != list(self.where.turn):
+        if not isinstance(state, Mapping) or "worker" not in state:
+            self._batches.load_state_dict(state)
+            return
+        bare = {key: value for key, value in state.items() if key != "worker"}
+        if state["worker"] != self.where.worker:
             raise ReaderError(
-                f"the state is that of one of several DataLoader workers, {state['worker']} "
-                f"(number, of how many), and does not go on in {list(self.where.turn)}: load it "
-                "into a StatefulDataLoader with as many workers, or take it from state_after"
+                f"the state is that of one of several DataLoader workers, {state['worker']}, and "
+                f"does not go on in {self.where.worker}: a StatefulDataLoader needs as many "
+                "workers as its state has, and with split='batches' as many ranks; a state of "
+                "state_after does not"
             )
-        self._batches.load_state_dict(bare, own)
+        recorded = Skips.of(bare.get("skip_batches", ()))
+        if recorded | self._batches.asked != recorded:
+            raise ReaderError(
+                f"skip_batches asks for more than {list(recorded.ranges)}, which the state of a "
+                "StatefulDataLoader's workers leaves out, and these stand at different batches: "
+                "to skip more, resume from a state of state_after"
+            )
+        self._batches.load_state_dict(bare, own=True)
 
 
 class MixedBatches(Dataset[Any]):
@@ -312,9 +350,7 @@ class _Convert:
 
 def _payload(reader: ShardReader, columns: Sequence[str] | None) -> Sequence[str]:
     """The columns to decode: the number of the batch is known without its column."""
-    if isinstance(columns, str):
-        return columns  # refused where columns are checked
-    names = reader.manifest.columns if columns is None else columns
+    names = checked_columns(columns, reader.manifest)
     return [name for name in names if name != MIX_BATCH]
 
 

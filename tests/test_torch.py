@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -388,9 +391,78 @@ def test_a_workers_state_goes_on_in_its_turn_alone(mix: Path) -> None:
     state = snapshot["dataset_state"]
     with pytest.raises(
         ReaderError,
-        match=r"that of one of several DataLoader workers, \[1, 2\] .* does not go on in \[0, 1\]",
+        match=r"that of one of several DataLoader workers, {'number': 1, 'of': 2, 'step': 1}, and "
+        r"does not go on in {'number': 0, 'of': 1, 'step': 1}: a StatefulDataLoader needs as many",
     ):
         MixedShards(mix).load_state_dict(state)
+
+
+def test_workers_refuse_a_state_of_other_steps(steps: Path) -> None:
+    def batches(rank: int, world_size: int, **options: Any) -> Any:
+        ranks = {"rank": rank, "world_size": world_size}
+        return stateful(MixedShards(steps, columns=["label"], **ranks, **options), 2)
+
+    first = batches(0, 2)
+    assert numbers(itertools.islice(first, 3)) == [0, 2, 4]
+    state = first.state_dict()
+    again = batches(1, 2)
+    again.load_state_dict(state)
+    assert numbers(itertools.islice(again, 3)) == [7, 9, 11]
+    for world_size, split in [(1, "batches"), (4, "batches"), (2, "rows")]:
+        other = batches(0, world_size, split=split)
+        other.load_state_dict(state)
+        with pytest.raises(ReaderError, match="needs as many workers as its state has, and with"):
+            next(iter(other))
+
+
+def test_workers_refuse_to_skip_more_than_their_state_does(mix: Path) -> None:
+    first = stateful(MixedShards(mix, columns=["label"], skip_batches=[(2, 3)]), 2)
+    assert numbers(itertools.islice(first, 3)) == [0, 1, 3]
+    again = stateful(MixedShards(mix, columns=["label"], skip_batches=[(2, 3)]), 2)
+    again.load_state_dict(first.state_dict())
+    assert numbers(itertools.islice(again, 2)) == [4, 5]
+    more = stateful(MixedShards(mix, columns=["label"], skip_batches=[(4, 9)]), 2)
+    more.load_state_dict(first.state_dict())
+    with pytest.raises(
+        ReaderError,
+        match=r"skip_batches asks for more than \[\(2, 3\)\], .* a state of state_after",
+    ):
+        next(iter(more))
+
+
+def test_persistent_workers_do_not_pass_over_a_state_in_silence(mix: Path) -> None:
+    dataset = MixedShards(mix, columns=["label"])
+    batches = loader(dataset, 1, persistent_workers=True)
+    assert numbers(itertools.islice(batches, 3)) == [0, 1, 2]
+    dataset.load_state_dict(dataset.state_after(6))
+    with pytest.raises(ReaderError, match="persistent workers keep what they started with: make"):
+        next(iter(batches))
+    assert next(iter(loader(dataset, 1)))[BATCH] == 7
+
+
+def test_a_loaded_state_is_kept_as_it_was(mix: Path) -> None:
+    dataset = MixedShards(mix, columns=["label"])
+    state = dataset.state_after(5)
+    dataset.load_state_dict(state)
+    state["skip_batches"].append([6, 9])
+    assert next(iter(dataset))[BATCH] == 6
+
+
+@pytest.mark.parametrize("state", [None, [1], "{}", 5, {}, {"next_batch": 1}])
+def test_what_is_no_state_is_refused(mix: Path, state: Any) -> None:
+    with pytest.raises(ReaderError, match="a reader's state has order_id, next_batch and skip"):
+        MixedShards(mix).load_state_dict(state)
+
+
+def test_an_iterator_left_at_the_end_of_the_process_says_nothing(mix: Path) -> None:
+    script = (
+        "import sys; from pipeline.torch import MixedShards\n"
+        "batches = iter(MixedShards(sys.argv[1], columns=['label'])); next(batches)"
+    )
+    command = [sys.executable, "-c", script, str(mix)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 @pytest.mark.slow
@@ -421,6 +493,7 @@ def test_batches_by_number_are_those_of_the_order(mix: Path, workers: int) -> No
     order = [7, 39, 0, 8, 8, 1]
     assert numbers(loader(batches, workers, sampler=order)) == order
     assert batches[-1][BATCH] == BATCHES - 1
+    assert texts([pickle.loads(pickle.dumps(batches))[5]]) == texts([batches[5]])
     with pytest.raises(IndexError, match="batch 40 is outside the mix of 40 batches"):
         batches[40]
     with pytest.raises(TypeError, match="a batch has an integer as its number, found 'a'"):
@@ -467,7 +540,10 @@ def test_a_null_in_a_column_of_tensors_is_named_with_a_way_out(mix: Path) -> Non
     ("options", "message"),
     [
         ({"columns": ["nope"]}, "no column 'nope'; the mix has text, tokens"),
-        ({"columns": "label"}, r"columns must be a list of names, such as \['label'\]"),
+        ({"columns": "label"}, r"columns must be a list of names, such as \['text'\], found"),
+        ({"columns": 5}, r"columns must be a list of names, such as \['text'\], found 5"),
+        ({"columns": [1], "fill": {}}, "no column 1; the mix has text"),
+        ({"uneven": "no"}, "uneven must be True or False, not 'no'"),
         ({"pad": {"label": 0}}, "pad: column 'label' of type int64"),
         ({"fill": {"nope": 0}}, "fill: no column 'nope'; asked for are text, tokens"),
         ({"fill": {"score": 0}, "columns": ["text"]}, "no column 'score'; asked for are text"),
@@ -481,6 +557,10 @@ def test_a_null_in_a_column_of_tensors_is_named_with_a_way_out(mix: Path) -> Non
         ({"micro_batches": 5}, "micro_batches 5 does not divide the 24 rows"),
         ({"rank": 0, "world_size": 5}, "world_size 5 does not divide the batch of 24 rows"),
         ({"skip_batches": [(0, 40)]}, "skip_batches leaves none of the mix's 40 batches"),
+        (
+            {"skip_batches": [(3, 40)], "rank": 0, "world_size": 4, "split": "batches"},
+            "3 batches are less than one step of 4, so no rank would be given any",
+        ),
         ({"skip_batches": [(38, 41)]}, r"skip_batches \(38, 41\) goes past the end"),
     ],
 )
@@ -496,5 +576,5 @@ def test_a_lost_shard_is_named_by_the_worker_that_misses_it(tmp_path: Path) -> N
     (out / "shards" / "shard-00000003.parquet").unlink()
     found = iter(loader(MixedShards(out, columns=["label"]), 2))
     assert numbers(itertools.islice(found, 21)) == list(range(21))
-    with pytest.raises(ShardError, match=r"shards/shard-00000003\.parquet: cannot be opened"):
+    with pytest.raises(ShardError, match=r"shard-00000003\.parquet: cannot be .* mends them"):
         next(found)
