@@ -151,7 +151,6 @@ class Decoder:
         """
         shard, group = key
         opened = self._shard(shard)
-        where = f"{self._folder.root}/{shard_name(shard)}: row group {group}"
         try:
             footer = opened.parquet.metadata
             if group >= footer.num_row_groups:
@@ -164,6 +163,7 @@ class Decoder:
             if table.num_rows != held.num_rows:
                 raise PageError(f"{table.num_rows} rows can be read, expected {held.num_rows}")
         except (pa.ArrowException, OSError, PageError) as error:
+            where = self._where(key)
             if is_unreachable(error):
                 raise ShardError(f"{where} cannot be read: {error}") from error
             raise ShardError(f"{where} is damaged: {error}; {_MEND}") from error
@@ -179,9 +179,15 @@ class Decoder:
             expected = np.repeat(np.arange(begin, end), np.diff(places))
             # Elsewhere the number of rows tells; here only this column does.
             if not np.array_equal(numbers, expected):
-                raise ShardError(f"{where} holds other rows than batches {begin} to {end}; {_MEND}")
+                raise ShardError(
+                    f"{self._where(key)} holds other rows than batches {begin} to {end}; {_MEND}"
+                )
             edges = places.tolist()
         return Group(table if self._columns is None else table.select(self._columns), begin, edges)
+
+    def _where(self, key: tuple[int, int]) -> str:
+        shard, group = key
+        return f"{self._folder.root}/{shard_name(shard)}: row group {group}"
 
     def _shard(self, shard: int) -> Shard:
         last = self._open

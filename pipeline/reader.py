@@ -357,16 +357,13 @@ def _batches(
     pairs = ((place, share.batch(place)) for place in places)
     groups = itertools.groupby(pairs, lambda pair: decoder.group_of(pair[1]))
     jobs = ((key, list(batches)) for key, batches in groups)
+    rows = share.rows
     with contextlib.closing(_ahead(jobs, lambda job: decoder.decode(job[0]), read_ahead)) as ahead:
         for (_, batches), group in ahead:
             for place, n in batches:
                 number = share.number(place)
-                parts = [
-                    Part(number, n, *rows, table)
-                    for rows, table in zip(
-                        share.rows, _strided(group.batch(n), share.rows), strict=True
-                    )
-                ]
+                tables = zip(rows, _strided(group.batch(n), rows), strict=True)
+                parts = [Part(number, n, *chosen, table) for chosen, table in tables]
                 if pad is not None:
                     parts = [padded(part, pad) for part in parts]
                 given = [part.rows if convert is None else convert(part) for part in parts]

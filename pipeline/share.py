@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from .errors import ReaderError
@@ -145,7 +146,7 @@ class Share:
             )
         return share
 
-    @property
+    @cached_property
     def num_kept(self) -> int:
         """How many batches of the mix are not skipped."""
         return self.num_batches - self.skips.below(self.num_batches)
@@ -160,7 +161,7 @@ class Share:
         """This rank's place among those."""
         return self.rank if self.split == "batches" else 0
 
-    @property
+    @cached_property
     def stop(self) -> int:
         """The place behind the last step."""
         kept = self.num_kept

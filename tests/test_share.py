@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def dealt(share: Share, start: int, steps: int | None = None) -> list[list[int]]
     """The batches of each global step of all ranks, from a number on."""
     ranks = []
     for rank in range(share.world_size):
-        own = Share(**{**share.__dict__, "rank": rank})
+        own = replace(share, rank=rank)
         ranks.append([own.batch(place) for place in own.places(own.begin(start))][:steps])
     assert len({len(batches) for batches in ranks}) == 1
     return [list(step) for step in zip(*ranks, strict=True)]
@@ -85,7 +86,7 @@ def test_any_world_size_deals_the_same_batches_from_any_place_it_may_begin_at(
     while at < len(whole):
         sizes = [r for r in range(1, step + 1) if step % r == 0 and at % r == 0]
         size = data.draw(st.sampled_from(sizes))
-        ranks = Share(**{**share.__dict__, "world_size": size})
+        ranks = replace(share, world_size=size)
         steps = data.draw(st.integers(1, len(whole) // size))
         given_out = dealt(ranks, share.number(at), steps)
         flat = list(itertools.chain(*given_out))
