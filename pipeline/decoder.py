@@ -88,6 +88,11 @@ class Decoder:
         return Decoder(self._folder, self._manifest, self._columns)
 
     @property
+    def local(self) -> bool:
+        """Whether shards lie on this machine's file system."""
+        return self._folder.local
+
+    @property
     def num_batches(self) -> int:
         """Length of the mix."""
         return self._layout.num_batches

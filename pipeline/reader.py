@@ -6,17 +6,18 @@ import contextlib
 import itertools
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .decoder import Decoder
+from .decoder import Decoder, Group
 from .errors import ReaderError
 from .manifest import Manifest
 from .pad import PadError, pad_lists
@@ -122,7 +123,8 @@ class ShardReader:
         way all ranks make the same number of steps. Shares of rows have no remainder: there
         ``"repeat"`` is refused.
 
-        ``columns`` projects; ``read_ahead`` row groups are decoded in advance on a thread.
+        ``columns`` projects; ``read_ahead`` row groups are decoded in advance, by two threads where
+        shards lie on a disk.
 
         ``pad`` maps list columns to the value that fills up their lists: each batch is then a
         :class:`PaddedBatch`, not a Table. Columns are lists (of any Arrow kind but views) of
@@ -315,7 +317,7 @@ class Batches(Iterator[Any]):
     def _batches(self) -> Generator[Any, None, None]:
         # Not a method's generator: holding its iterator, it would keep that from being freed.
         return _batches(
-            self._decoder.anew(),
+            self._decoder,
             self.stand.share,
             self._places,
             self._read_ahead,
@@ -358,7 +360,17 @@ def _batches(
     groups = itertools.groupby(pairs, lambda pair: decoder.group_of(pair[1]))
     jobs = ((key, list(batches)) for key, batches in groups)
     rows = share.rows
-    with contextlib.closing(_ahead(jobs, lambda job: decoder.decode(job[0]), read_ahead)) as ahead:
+    # Two row groups at once keep the cores busy where one of them waits for its largest column. The
+    # second thread opens shards of its own, which on a store would be requests of its own.
+    threads = 2 if decoder.local else 1
+    own = threading.local()
+
+    def decode(job: tuple[tuple[int, int], Any]) -> Group:
+        if not hasattr(own, "decoder"):
+            own.decoder = decoder.anew()
+        return cast(Decoder, own.decoder).decode(job[0])
+
+    with contextlib.closing(_ahead(jobs, decode, read_ahead, threads)) as ahead:
         for (_, batches), group in ahead:
             for place, n in batches:
                 number = share.number(place)
@@ -406,23 +418,23 @@ def padded(part: Part, pad: Mapping[str, np.generic]) -> Part:
 
 
 def _ahead(
-    jobs: Iterable[Any], work: Callable[[Any], Any], window: int
+    jobs: Iterable[Any], work: Callable[[Any], Any], window: int, threads: int
 ) -> Generator[tuple[Any, Any], None, None]:
-    """Each job with its result, in order, ``window`` of them worked on in advance by one thread."""
+    """Each job with its result, in order, ``window`` of them worked on in advance by threads."""
     if window == 0:
         for job in jobs:
             yield job, work(job)
         return
     jobs = iter(jobs)
     pending: deque[tuple[Any, Future[Any]]] = deque()
-    pool = ThreadPoolExecutor(1, "mixshards-read-ahead")
+    pool = ThreadPoolExecutor(min(threads, window), "mixshards-read-ahead")
     try:
-        for job in itertools.islice(jobs, window):
-            pending.append((job, pool.submit(work, job)))
+        # The first is worked on alone, since someone waits for it.
+        pending.extend((job, pool.submit(work, job)) for job in itertools.islice(jobs, 1))
         while pending:
             job, future = pending.popleft()
             result = future.result()
-            for following in itertools.islice(jobs, 1):
+            for following in itertools.islice(jobs, window - len(pending)):
                 pending.append((following, pool.submit(work, following)))
             yield job, result
     finally:

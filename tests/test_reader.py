@@ -852,7 +852,7 @@ def test_threads_and_files_go_when_the_iterator_does(copy: Path, end: str) -> No
         reader = ShardReader(copy)
         batches = reader.batches(read_ahead=2)
         next(batches)
-        assert len(read_ahead_threads()) == 1
+        assert len(read_ahead_threads()) == 2
         if end == "close":
             batches.close()
             batches.close()  # twice is fine
