@@ -92,17 +92,12 @@ class Decoder:
         """Whether shards lie on this machine's file system."""
         return self._folder.local
 
-    @property
-    def num_batches(self) -> int:
-        """Length of the mix."""
-        return self._layout.num_batches
-
     def schema(self, n: int) -> pa.Schema:
         """All columns, as the shard of batch n has them."""
         return self._shard(self.group_of(n)[0]).parquet.schema_arrow.remove_metadata()
 
-    def pad_values(self, pad: Mapping[str, object], start: int) -> dict[str, np.generic]:
-        """The value of each padded column in its dtype, which the shard of a start tells.
+    def pad_values(self, pad: Mapping[str, object], n: int) -> dict[str, np.generic]:
+        """The value of each padded column in its dtype, which the shard of batch n tells.
 
         Raises:
             ReaderError: there is no such column, or its type or value is none to pad with.
@@ -120,7 +115,7 @@ class Decoder:
             if self._columns is not None and name not in self._columns:
                 raise ReaderError(f"pad: column {name!r} is not among columns={self._columns}")
         # Another decoder, so that its shard closes at once.
-        schema = self.anew().schema(start % self.num_batches)
+        schema = self.anew().schema(n)
         values = {}
         for name, value in pad.items():
             kind = schema.field(name).type

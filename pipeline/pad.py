@@ -70,10 +70,9 @@ def pad_lists(
             not be told from that of an empty list.
     """
     fill = pad_value(lists.type, value)
-    if isinstance(lists, pa.ChunkedArray):
-        lists = lists.chunk(0) if lists.num_chunks == 1 else lists.combine_chunks()
+    lists = one_array(lists)
     if lists.null_count:
-        raise PadError("the list is null, expected a list", _first_null(lists))
+        raise PadError("the list is null, expected a list", first_null(lists))
     lengths = _lengths(lists)
     longest = int(lengths.max(initial=0))
     if pa.types.is_fixed_size_list(lists.type):
@@ -85,9 +84,9 @@ def pad_lists(
         return int(np.searchsorted(np.cumsum(lengths), place // math.prod(inner), "right"))
 
     values = lists.flatten()
-    while _is_list(values.type):
+    while is_list(values.type):
         if values.null_count:
-            raise PadError("an inner list is null, expected a list", row(_first_null(values)))
+            raise PadError("an inner list is null, expected a list", row(first_null(values)))
         sizes = _lengths(values)
         size = int(sizes[0]) if len(sizes) else 0
         if pa.types.is_fixed_size_list(values.type):
@@ -102,7 +101,7 @@ def pad_lists(
         inner.append(size)
         values = values.flatten()
     if values.null_count:
-        raise PadError(f"a value is null, expected {fill.dtype}", row(_first_null(values)))
+        raise PadError(f"a value is null, expected {fill.dtype}", row(first_null(values)))
     dense = np.full((len(lists), longest, *inner), fill)
     if dense.size:
         # An entry with all that lies in it is copied as one opaque piece: several times faster.
@@ -113,7 +112,15 @@ def pad_lists(
     return dense, lengths
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column as one array, without a copy where it has one chunk."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether it is a list that can be flattened: of any or of a fixed length, and no view."""
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
@@ -122,7 +129,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def _dtype(kind: pa.DataType) -> np.dtype[Any]:
     """What lists of this type hold at their depth. Raises PadError where these are no numbers."""
     held = kind
-    while _is_list(held):
+    while is_list(held):
         held = held.value_type
     number = pa.types.is_integer(held) or pa.types.is_floating(held) or pa.types.is_boolean(held)
     if held is kind or not number:
@@ -144,5 +151,6 @@ def _lengths(lists: pa.Array) -> NDArray[np.int64]:
     return lengths
 
 
-def _first_null(array: pa.Array) -> int:
-    return int(array.is_null().to_numpy(zero_copy_only=False).argmax())
+def first_null(array: pa.Array) -> int:
+    """The place of the first null of an array that has one."""
+    return int(array.is_null().index(True).as_py())

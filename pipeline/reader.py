@@ -65,7 +65,7 @@ class ShardReader:
         self.manifest.check_bytes_id(self.folder)
         self._decoder = Decoder(self.folder, self.manifest, None)
         self._loaded: dict[str, Any] | None = None
-        self.stand = Stand(self._whole(Skips()), 0)
+        self.stand = Stand(Share.whole(self.manifest, Skips()), 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its path and a loaded state: a copy opens files of its own."""
@@ -191,12 +191,9 @@ class ShardReader:
             ReaderError: it is no state, or of a mix with another order.
         """
         number, skips = read_state(state, self.manifest, Skips())
-        share = self._whole(skips)
-        self._loaded, self.stand = dict(state), Stand(share, share.place(number))
-
-    def _whole(self, skips: Skips) -> Share:
-        layout = self.manifest.layout
-        return Share(layout.num_batches, layout.batches_per_step, skips=skips)
+        share = Share.whole(self.manifest, skips)
+        self.stand = Stand(share, share.place(number))
+        self._loaded = self.state_dict()  # not what was given, which its owner may change
 
 
 def _opened(path: str, loaded: dict[str, Any] | None) -> ShardReader:
@@ -273,9 +270,7 @@ class Batches(Iterator[Any]):
             # A generator that has raised is at its end: left in place, it would feign the mix's.
             self._stream = None
             raise
-        stand = self.stand
-        step = stand.share.stride * self._turn[1]
-        stand.place = min(stand.place + step, max(stand.share.stop, stand.place))
+        self.stand.place = self.stand.share.later(self.stand.place, self._turn[1])
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -305,9 +300,8 @@ class Batches(Iterator[Any]):
         self._stream = None
 
     def _seek(self, share: Share, start: int, ahead: int) -> None:
-        place = share.begin(start)
+        place = share.later(share.begin(start), ahead)
         self.close()
-        place = min(place + ahead * share.stride, max(share.stop, place))
         self.stand.share, self.stand.place = share, place
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -50,9 +50,6 @@ class Skips:
 
     def __or__(self, other: Skips) -> Skips:
         return Skips.of(self.ranges + other.ranges)
-
-    def __contains__(self, number: int) -> bool:
-        return any(first <= number < stop for first, stop in self.ranges)
 
     def below(self, number: int) -> int:
         """How many batches below a number are left out."""
@@ -146,6 +143,11 @@ class Share:
             )
         return share
 
+    @classmethod
+    def whole(cls, manifest: Manifest, skips: Skips) -> Share:
+        """All of a mix for a single rank."""
+        return cls(manifest.layout.num_batches, manifest.layout.batches_per_step, skips=skips)
+
     @cached_property
     def num_kept(self) -> int:
         """How many batches of the mix are not skipped."""
@@ -234,6 +236,10 @@ class Share:
         first = start + self.offset
         return range(first, first + count * step, step)
 
+    def later(self, place: int, steps: int) -> int:
+        """The place so many steps on, but not past the last step."""
+        return min(place + steps * self.stride, max(self.stop, place))
+
     def after(self, number: int) -> int:
         """The number that comes next for all ranks once one has done a batch.
 
@@ -248,7 +254,7 @@ class Share:
                 f"no rank is given batch {number}: the order has batches 0 to "
                 f"{self.number(last - 1)}" + (" but those skipped" if self.skips.ranges else "")
             )
-        return self.number(min(place - place % self.stride + self.stride, self.stop))
+        return self.number(self.later(place - place % self.stride, 1))
 
 
 def read_state(state: Mapping[str, Any], manifest: Manifest, asked: Skips) -> tuple[int, Skips]:
@@ -273,12 +279,12 @@ def read_state(state: Mapping[str, Any], manifest: Manifest, asked: Skips) -> tu
     if number < 0:
         raise ReaderError(f"next_batch must be at least 0, found {number}")
     recorded = Skips.of(state.get("skip_batches", ()))
-    layout = manifest.layout
-    bare = Share(layout.num_batches, layout.batches_per_step, skips=recorded)
-    _check_any_kept(replace(bare, skips=recorded | asked))
-    if number > layout.num_batches + bare._missing:
+    skips = recorded | asked
+    _check_any_kept(Share.whole(manifest, skips))
+    share = Share.whole(manifest, recorded)
+    if number > share.num_batches + share._missing:
         raise ReaderError(
-            f"the state's next batch is {number}, but the mix has {layout.num_batches}: "
+            f"the state's next batch is {number}, but the mix has {share.num_batches}: "
             "resume from the longer mix of this order that the state was taken from"
         )
     for first, stop in asked.ranges:
@@ -289,7 +295,7 @@ def read_state(state: Mapping[str, Any], manifest: Manifest, asked: Skips) -> tu
                 f"of this range were trained on already; resume from a state at or before batch "
                 f"{first}, or leave the range out"
             )
-    return number, recorded | asked
+    return number, skips
 
 
 def state(manifest: Manifest, share: Share, place: int) -> dict[str, Any]:

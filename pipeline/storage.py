@@ -133,6 +133,10 @@ class Folder:
         filesystem, root = resolve(path, base)
         return cls(filesystem, root, root if is_local(path) else path)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its URI: another process has a client of its own."""
+        return Folder.at, (self.uri,)
+
     @property
     def local(self) -> bool:
         """Whether names can be opened and renamed by the operating system."""

@@ -11,6 +11,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from .errors import MixError
+from .pad import first_null, is_list, one_array
 
 _ALIGNMENT = 64
 
@@ -119,8 +120,7 @@ def as_tensors(column: pa.Array | pa.ChunkedArray) -> Any:
     Raises:
         NullError: a tensor would have to hold a null.
     """
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    column = one_array(column)
     kind = column.type
     if pa.types.is_struct(kind):
         _no_null(column)
@@ -131,7 +131,7 @@ def as_tensors(column: pa.Array | pa.ChunkedArray) -> Any:
 
 def _holds_numbers(kind: pa.DataType) -> bool:
     types = pa.types
-    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    while is_list(kind):
         kind = kind.value_type
     return bool(
         types.is_integer(kind)
@@ -156,7 +156,7 @@ def _tensor(array: pa.Array) -> Any:
         except NullError as error:
             raise NullError(error.row // size) from error
         if isinstance(values, Ragged):
-            return Ragged(values, torch.arange(0, rows * size + 1, size) if size else _zeros(rows))
+            return Ragged(values, torch.arange(rows + 1) * size)
         return values.reshape(rows, size, *values.shape[1:])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         offsets = from_dlpack(array.offsets).long()
@@ -180,10 +180,6 @@ def _tensor(array: pa.Array) -> Any:
     return from_dlpack(array)
 
 
-def _zeros(rows: int) -> torch.Tensor:
-    return torch.zeros(rows + 1, dtype=torch.int64)
-
-
 def _no_null(array: pa.Array) -> None:
     if array.null_count:
-        raise NullError(array.is_null().index(True).as_py())
+        raise NullError(first_null(array))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +97,10 @@ class MixedShards(IterableDataset[Any]):
         self._latest = self._stream((0, 1)).where
 
     def __len__(self) -> int:
-        return len(self._stream((0, 1), None if int(self._shared[0]) else self._loaded))
+        start = self._start
+        if self._loaded is not None and not int(self._shared[0]):
+            start = self._loaded["next_batch"]
+        return len(self._share.places(self._share.begin(start)))
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -137,7 +139,7 @@ class MixedShards(IterableDataset[Any]):
         """
         stream = self._stream(_turn())
         stream.load_state_dict(state)
-        self._latest, self._loaded = stream.where, copy.deepcopy(dict(state))
+        self._latest, self._loaded = stream.where, stream.state_dict()
         self._share = replace(self._share, skips=stream.where.stand.share.skips)
         if get_worker_info() is None:
             self._shared[0] = 0
@@ -328,8 +330,8 @@ class _Convert:
 
     def __call__(self, part: Part) -> Any:
         batch = Batch({MIX_BATCH: part.number})
-        padded = isinstance(part.rows, PaddedBatch)
-        table = part.rows.table if padded else part.rows
+        dense = part.rows if isinstance(part.rows, PaddedBatch) else None
+        table = part.rows if dense is None else dense.table
         for name, column in zip(table.column_names, table.columns, strict=True):
             if name in self.fill:
                 column = column.fill_null(self.fill[name])
@@ -341,10 +343,10 @@ class _Convert:
                     f"{part.cell(name, error.row)} is null or holds one, and a tensor cannot: "
                     f"use {way}columns= without it"
                 ) from error
-        if padded:
-            for name, dense in part.rows.dense.items():
-                lengths = torch.from_numpy(part.rows.lengths[name])
-                batch[name] = Padded(torch.from_numpy(dense), lengths)
+        if dense is not None:
+            for name, values in dense.dense.items():
+                lengths = torch.from_numpy(dense.lengths[name])
+                batch[name] = Padded(torch.from_numpy(values), lengths)
         return batch if self.collate is None else self.collate(batch)
 
 

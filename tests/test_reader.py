@@ -593,6 +593,14 @@ def test_a_state_taken_right_after_loading_is_the_loaded_one(mix: Path) -> None:
     assert numbers(reader.batches()) == list(range(BATCHES))
 
 
+def test_a_loaded_state_is_kept_as_it_was(mix: Path) -> None:
+    state: dict[str, Any] = {"order_id": order_of(mix), "next_batch": 5, "skip_batches": []}
+    reader = ShardReader(mix)
+    reader.load_state_dict(state)
+    state["skip_batches"].append([5, 9])
+    assert numbers(reader.batches()) == list(range(5, BATCHES))
+
+
 def test_a_state_without_skipped_batches_is_one_too(mix: Path) -> None:
     reader = ShardReader(mix)
     reader.load_state_dict({"order_id": order_of(mix), "next_batch": 28})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -498,3 +499,14 @@ def test_an_error_stops_what_waits_and_nothing_hangs():
     within(10, run)
     assert [str(error) for error in errors] == ["item 0"]
     assert len(started) < 32
+
+
+@pytest.mark.parametrize(
+    "uri", ["/some/where", "s3://bucket/mix?region=eu-west-1&endpoint_override=127.0.0.1:5000"]
+)
+def test_a_pickled_folder_is_its_uri(uri: str) -> None:
+    folder = Folder.at(uri)
+    assert folder.__reduce__() == (Folder.at, (folder.uri,))
+    copy = pickle.loads(pickle.dumps(folder))
+    assert copy == folder
+    assert b"S3FileSystem" not in pickle.dumps(folder)
