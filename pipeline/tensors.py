@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -12,8 +10,6 @@ from torch.utils.dlpack import from_dlpack
 
 from .errors import MixError
 from .pad import first_null, is_list, one_array
-
-_ALIGNMENT = 64
 
 
 class Ragged(NamedTuple):
@@ -36,67 +32,6 @@ class Padded(NamedTuple):
 
     values: torch.Tensor
     lengths: torch.Tensor
-
-
-class Batch(dict[str, Any]):
-    """The columns of a batch by name.
-
-    A dict in all but its way from one process to another: there all its tensors lie in one piece of
-    shared memory, since each piece costs a round trip between the two.
-    """
-
-
-def _reduced(batch: Batch) -> tuple[Any, ...]:
-    tensors: list[torch.Tensor] = []
-    columns = {name: _taken_out(value, tensors) for name, value in batch.items()}
-    places, end = [], 0
-    for tensor in tensors:
-        places.append((end, end + tensor.nbytes, tensor.dtype, tensor.shape))
-        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    piece = torch.empty(end, dtype=torch.uint8).share_memory_()
-    for tensor, place in zip(tensors, places, strict=True):
-        _view(piece, *place).copy_(tensor)
-    return _rejoined, (columns, piece, places)
-
-
-def _rejoined(columns: dict[str, Any], piece: torch.Tensor, places: Sequence[Any]) -> Batch:
-    tensors = iter([_view(piece, *place) for place in places])
-    return Batch({name: _put_back(value, tensors) for name, value in columns.items()})
-
-
-def _view(
-    piece: torch.Tensor, start: int, stop: int, dtype: torch.dtype, shape: torch.Size
-) -> torch.Tensor:
-    return piece[start:stop].view(dtype).reshape(shape)
-
-
-class _Here(NamedTuple):
-    """Stands where a tensor was."""
-
-
-def _taken_out(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A column without its tensors, which go to the list in the order of ``_put_back``."""
-    if type(value) is torch.Tensor and value.device.type == "cpu" and not value.requires_grad:
-        tensors.append(value)
-        return _Here()
-    if isinstance(value, Ragged | Padded):
-        return type(value)(*(_taken_out(part, tensors) for part in value))
-    if type(value) is dict:
-        return {name: _taken_out(part, tensors) for name, part in value.items()}
-    return value
-
-
-def _put_back(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    if isinstance(value, _Here):
-        return next(tensors)
-    if isinstance(value, Ragged | Padded):
-        return type(value)(*(_put_back(part, tensors) for part in value))
-    if type(value) is dict:
-        return {name: _put_back(part, tensors) for name, part in value.items()}
-    return value
-
-
-ForkingPickler.register(Batch, _reduced)
 
 
 class NullError(MixError, ValueError):

@@ -16,10 +16,11 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from .decoder import Decoder, checked_columns
 from .errors import ReaderError
 from .manifest import Manifest
+from .passing import Batch
 from .reader import Batches, PaddedBatch, Part, ShardReader, Stand, copied, padded
 from .shard import MIX_BATCH
 from .share import Remainder, Share, Skips, Split, batch_number, integer, state
-from .tensors import Batch, NullError, Padded, Ragged, as_tensors
+from .tensors import NullError, Padded, Ragged, as_tensors
 
 __all__ = ["MixedBatches", "MixedShards", "Padded", "Ragged", "ReaderError"]
 
@@ -94,6 +95,7 @@ class MixedShards(IterableDataset[Any]):
         # Seen by all processes: the first pass since a state was loaded, and how many were loaded.
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._num_loaded, self._loaded_here = 0, False
+        self._refused: ReaderError | None = None
         self._latest = self._stream((0, 1)).where
 
     def __len__(self) -> int:
@@ -106,7 +108,12 @@ class MixedShards(IterableDataset[Any]):
         if get_worker_info() is not None:
             pa.set_cpu_count(1)
             if int(self._shared[1]) != self._num_loaded:
-                return _too_late()
+                self._refused = ReaderError(
+                    "a state was loaded after this worker had started, and persistent workers keep "
+                    "what they started with: make a new DataLoader after load_state_dict"
+                )
+            if self._refused is not None:
+                return _raising(self._refused)
         stream = self._stream(_turn(), self._loaded if self._goes_on() else None)
         self._loaded, self._loaded_here, self._latest = None, False, stream.where
         return stream
@@ -138,7 +145,13 @@ class MixedShards(IterableDataset[Any]):
                 this world size, or of another worker.
         """
         stream = self._stream(_turn())
-        stream.load_state_dict(state)
+        try:
+            stream.load_state_dict(state)
+        except ReaderError as error:
+            if get_worker_info() is None:
+                raise
+            self._refused = error
+            return
         self._latest, self._loaded = stream.where, stream.state_dict()
         self._share = replace(self._share, skips=stream.where.stand.share.skips)
         if get_worker_info() is None:
@@ -183,12 +196,9 @@ class MixedShards(IterableDataset[Any]):
         return noted == 0 or (worker is not None and noted == mark)
 
 
-def _too_late() -> Iterator[Any]:
-    # Raised with the first batch: an error of iter() ends a persistent worker without a word.
-    raise ReaderError(
-        "a state was loaded after this worker had started, and persistent workers keep what they "
-        "started with: make a new DataLoader after load_state_dict"
-    )
+def _raising(error: ReaderError) -> Iterator[Any]:
+    # With the first batch: before that, an error in a worker keeps its loader from ending in time.
+    raise error
     yield
 
 
@@ -347,7 +357,8 @@ class _Convert:
             for name, values in dense.dense.items():
                 lengths = torch.from_numpy(dense.lengths[name])
                 batch[name] = Padded(torch.from_numpy(values), lengths)
-        return batch if self.collate is None else self.collate(batch)
+        made = batch if self.collate is None else self.collate(batch)
+        return Batch(made) if type(made) is dict else made
 
 
 def _payload(reader: ShardReader, columns: Sequence[str] | None) -> Sequence[str]:

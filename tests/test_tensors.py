@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
-import pickle
 from decimal import Decimal
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pipeline.tensors import Batch, NullError, Padded, Ragged, as_tensors  # noqa: E402
+from pipeline.tensors import NullError, Ragged, as_tensors  # noqa: E402
 
 NUMBERS = [
     pa.int8(),
@@ -180,51 +177,3 @@ def test_chunks_are_brought_together() -> None:
     column = pa.chunked_array([[1, 2], [], [3]], pa.int64())
     assert as_tensors(column).tolist() == [1, 2, 3]
     assert len(as_tensors(pa.chunked_array([], pa.int64()))) == 0
-
-
-def _batch() -> Batch:
-    return Batch(
-        {
-            "mix_batch": 7,
-            "text": ["a", None],
-            "label": torch.arange(3, dtype=torch.int16),
-            "none": torch.empty(0, 4),
-            "flag": torch.tensor([True, False]),
-            "ragged": Ragged(Ragged(torch.arange(2.0), torch.tensor([0, 2])), torch.tensor([0, 1])),
-            "padded": Padded(torch.ones(2, 3, 4, dtype=torch.float16), torch.tensor([3, 1])),
-            "box": {"x": torch.arange(5, dtype=torch.uint8), "name": ["n"]},
-            "learned": torch.ones(2, requires_grad=True),
-        }
-    )
-
-
-def _tensors(value: Any) -> list[Any]:
-    """The tensors within a value that hold anything."""
-    if isinstance(value, torch.Tensor):
-        return [value] if value.numel() else []
-    parts = value.values() if isinstance(value, dict) else value
-    return (
-        [] if isinstance(value, str | int | None) else [t for part in parts for t in _tensors(part)]
-    )
-
-
-def test_a_batch_goes_to_another_process_in_one_piece_of_memory() -> None:
-    batch = _batch()
-    shared = dict(batch)
-    learned = shared.pop("learned")
-    received = pickle.loads(ForkingPickler.dumps(Batch(shared)))
-    assert type(received) is Batch
-    assert str(received) == str(shared)
-    assert len({tensor.untyped_storage().data_ptr() for tensor in _tensors(received)}) == 1
-    assert received["padded"].values.dtype == torch.float16
-    # What others may own stays what it is.
-    again = pickle.loads(ForkingPickler.dumps(Batch(learned=learned)))["learned"]
-    assert again.requires_grad
-
-
-def test_a_batch_is_a_dict_everywhere_else() -> None:
-    batch = _batch()
-    for other in (copy.copy(batch), pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):
-        assert isinstance(other, dict)
-        assert str(other) == str(batch)
-    assert pickle.loads(ForkingPickler.dumps(Batch())) == {}

@@ -23,6 +23,7 @@ pytest.importorskip("torchdata")
 from torch.utils.data import DataLoader  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from pipeline.passing import Batch  # noqa: E402
 from pipeline.plan import plan  # noqa: E402
 from pipeline.reader import ReaderError, ShardReader  # noqa: E402
 from pipeline.shard import ShardError  # noqa: E402
@@ -159,6 +160,17 @@ def test_the_number_is_there_whatever_columns_are_asked_for(mix: Path) -> None:
         assert list(batch) == [BATCH, "label"]
         assert batch[BATCH] == 0
     assert list(next(iter(MixedShards(mix, columns=[])))) == [BATCH]
+
+
+def test_a_dict_that_collate_makes_goes_between_processes_as_our_own_do(mix: Path) -> None:
+    def collate(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"number": batch[BATCH], "twice": batch["label"] * 2}
+
+    dataset = MixedShards(mix, columns=["label"], collate=collate)
+    for here, there in zip(dataset, loader(dataset, 1), strict=True):
+        assert type(there) is Batch
+        assert there["number"] == here["number"]
+        assert there["twice"].tolist() == here["twice"].tolist()
 
 
 def test_collate_makes_the_batch_and_an_error_in_it_loses_none(mix: Path) -> None:
