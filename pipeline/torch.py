@@ -24,6 +24,7 @@ from .tensors import NullError, Padded, Ragged, as_tensors
 
 __all__ = ["MixedBatches", "MixedShards", "Padded", "Ragged", "ReaderError"]
 
+_MOST_RANGES = 1_000
 Collate = Callable[[dict[str, Any]], Any]
 
 
@@ -94,6 +95,8 @@ class MixedShards(IterableDataset[Any]):
         self._loaded: dict[str, Any] | None = None
         # Seen by all processes: the first pass since a state was loaded, and how many were loaded.
         self._shared = torch.zeros(2, dtype=torch.int64).share_memory_()
+        # How many ranges of batches the states that workers loaded leave out, and these.
+        self._told = torch.zeros(1 + _MOST_RANGES, 2, dtype=torch.int64).share_memory_()
         self._num_loaded, self._loaded_here = 0, False
         self._refused: ReaderError | None = None
         self._latest = self._stream((0, 1)).where
@@ -102,7 +105,8 @@ class MixedShards(IterableDataset[Any]):
         start = self._start
         if self._loaded is not None and not int(self._shared[0]):
             start = self._loaded["next_batch"]
-        return len(self._share.places(self._share.begin(start)))
+        share = self._share_now()
+        return len(share.places(share.begin(start)))
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
@@ -127,7 +131,7 @@ class MixedShards(IterableDataset[Any]):
         Raises:
             ReaderError: no rank is given such a batch.
         """
-        share = self._share
+        share = self._share_now()
         return state(self._reader.manifest, share, share.place(share.after(batch_number)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,28 +148,55 @@ class MixedShards(IterableDataset[Any]):
             ReaderError: it is no state, of a mix with another order, in the middle of a step of
                 this world size, or of another worker.
         """
-        stream = self._stream(_turn())
-        try:
-            stream.load_state_dict(state)
-        except ReaderError as error:
-            if get_worker_info() is None:
-                raise
-            self._refused = error
-            return
-        self._latest, self._loaded = stream.where, stream.state_dict()
-        self._share = replace(self._share, skips=stream.where.stand.share.skips)
         if get_worker_info() is None:
+            self._load(state)
             self._shared[0] = 0
             self._shared[1] += 1
+            self._told[0, 0] = 0
             self._num_loaded += 1
-        else:
-            self._loaded_here = True
+            return
+        try:
+            self._load(state)
+            self._tell(self._share.skips)
+        except ReaderError as error:
+            self._refused = error
+        self._loaded_here = True
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        stream = self._stream(_turn())
+        stream.load_state_dict(state)
+        self._latest, self._loaded = stream.where, stream.state_dict()
+        self._share = replace(self._share, skips=stream.where.stand.share.skips)
+
+    def _tell(self, skips: Skips) -> None:
+        """Let all processes skip what a worker's state does: each worker of a pass tells the same.
+
+        Raises:
+            ReaderError: there is no room for so many ranges.
+        """
+        count = len(skips.ranges)
+        if count > _MOST_RANGES:
+            raise ReaderError(
+                f"the state of a StatefulDataLoader's workers skips {count} ranges of batches, and "
+                f"at most {_MOST_RANGES} can be shared with the main process: resume from a state "
+                "of state_after"
+            )
+        self._told[1 : 1 + count] = torch.tensor(skips.ranges).reshape(-1, 2)
+        self._told[0, 0] = count
+
+    def _share_now(self) -> Share:
+        """The share, without what the state of a worker leaves out."""
+        count = int(self._told[0, 0])
+        if count == 0:
+            return self._share
+        told = Skips.of(self._told[1 : 1 + count].tolist())
+        return replace(self._share, skips=self._share.skips | told)
 
     def _stream(self, turn: tuple[int, int], state: Mapping[str, Any] | None = None) -> _Stream:
         batches = Batches(
             self._reader.folder,
             self._reader.manifest,
-            self._share,
+            self._share_now(),
             self._start,
             self._asked,
             self._columns,

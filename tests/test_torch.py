@@ -370,6 +370,13 @@ def test_a_stateful_loader_keeps_what_is_skipped(mix: Path, workers: int) -> Non
     second = stateful(MixedShards(mix, columns=["label"]), workers)
     second.load_state_dict(first.state_dict())
     assert numbers(second) == list(range(8, BATCHES))
+    # In later passes too, and in the states of this process.
+    assert numbers(second) == [0, 1, 2, *range(6, BATCHES)]
+    assert len(second.dataset) == BATCHES - 3
+    assert second.dataset.state_after(7)["skip_batches"] == [[3, 6]]
+    # Until another state is loaded.
+    second.dataset.load_state_dict(MixedShards(mix).state_after(1))
+    assert second.dataset.state_after(4)["skip_batches"] == []
 
 
 def test_one_state_serves_all_ranks_and_the_reader_and_is_small(mix: Path) -> None:
@@ -425,6 +432,19 @@ def test_workers_refuse_a_state_of_other_steps(steps: Path) -> None:
         other.load_state_dict(state)
         with pytest.raises(ReaderError, match="needs as many workers as its state has, and with"):
             next(iter(other))
+
+
+def test_workers_refuse_a_state_with_too_many_skips_to_tell_of(mix: Path) -> None:
+    first = stateful(MixedShards(mix, columns=["label"]), 2)
+    next(iter(first))
+    state = first.state_dict()
+    skips = [[n, n + 1] for n in range(100, 2200, 2)]
+    for worker in state["_snapshot"]["_worker_snapshots"].values():
+        worker["dataset_state"]["skip_batches"] = skips
+    other = stateful(MixedShards(mix, columns=["label"]), 2)
+    other.load_state_dict(state)
+    with pytest.raises(ReaderError, match=r"skips 1050 ranges of batches, and at most 1000 can"):
+        next(iter(other))
 
 
 def test_workers_refuse_to_skip_more_than_their_state_does(mix: Path) -> None:
