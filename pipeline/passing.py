@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .errors import MixError
 from .tensors import Padded, Ragged
@@ -19,6 +21,8 @@ from .tensors import Padded, Ragged
 _ALIGNMENT = 64
 # So many batches of a sender lie in memory that is used again, if receivers hold as many at once.
 _MOST_PIECES = 16
+# A receiver that has not answered so many does not reach the sender's memory, or has yet to begin.
+_MOST_GREETINGS = 32
 _FREE, _TAKEN = 0, -1
 
 
@@ -93,8 +97,8 @@ class _Piece(mmap.mmap):
 class _Pool:
     """The pieces that this process sends batches in.
 
-    The first is empty and greets: once it was freed, receivers are known to reach this process's
-    memory. Until then, where they do not, and while all are in use, torch's own way is taken.
+    The first holds none: its address goes with the first batches as a greeting, and once a receiver
+    has freed it, receivers are known to reach this process's memory.
     """
 
     def __init__(self) -> None:
@@ -102,31 +106,36 @@ class _Pool:
         self._descriptors: list[int] = []
         self._pieces: list[_Piece] = []
         self._uses = 0
+        self._greetings = 0
         self._answered = False
 
     def offer(self, size: int) -> tuple[_Piece | None, _Address | None]:
-        """A piece with room for so many bytes, or None, and its address or that of the greeting."""
+        """A piece with room for so many bytes, with its address.
+
+        Without a piece there may be the greeting's; if not, there is neither: receivers do not
+        answer, all pieces are in use, or none can be made.
+        """
         if sys.platform != "linux":
             return None, None
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):  # a sandbox may forbid what makes pieces
             free = [i for i, piece in enumerate(self._pieces) if piece.note == _FREE]
-            fit = [i for i in free if len(self._pieces[i]) >= _ALIGNMENT + size]
             self._answered = self._answered or bool(free)
             if not self._answered:
                 return None, self._greeting()
-            if not free and len(self._pieces) == _MOST_PIECES:
-                return None, None
+            fit = [i for i in free if len(self._pieces[i]) >= _ALIGNMENT + size]
             number = (fit or free or [len(self._pieces)])[0]
-            if not fit:
-                self._make(number, size)
-            return self._pieces[number], self._offered(number)
+            if number < _MOST_PIECES:
+                if not fit:
+                    self._make(number, size)
+                return self._pieces[number], self._offered(number)
+        return None, None
 
     def _greeting(self) -> _Address | None:
+        self._greetings += 1
+        if self._greetings > _MOST_GREETINGS:
+            return None
         if not self._pieces:
-            try:
-                self._make(0, 0)
-            except OSError:  # a sandbox may forbid it
-                return None
+            self._make(0, 0)
             return self._offered(0)
         return _Address(os.getpid(), self._descriptors[0], self._uses)
 
@@ -169,25 +178,24 @@ def _reduced(batch: Batch) -> tuple[Any, ...]:
     for tensor in tensors:
         places.append((end, end + tensor.nbytes, tensor.dtype, tensor.shape))
         end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    # Nothing goes into an empty piece.
     piece, address = _pool.offer(end) if end else (None, None)
-    if piece is None:
-        octets = torch.empty(end, dtype=torch.uint8).share_memory_()
-    else:
-        octets = piece.tensor(end)
+    octets = torch.empty(end, dtype=torch.uint8) if piece is None else piece.tensor(end)
     for tensor, place in zip(tensors, places, strict=True):
         _view(octets, *place).copy_(tensor)
-    if piece is None:
-        return _sent_by_torch, (columns, places, octets, address)
-    return _sent_in_piece, (columns, places, end, address)
+    if piece is not None:
+        return _sent_in_piece, (columns, places, end, address)
+    if address is not None:
+        return _sent_with_greeting, (columns, places, octets.numpy(), address)
+    return _rejoined, (columns, places, octets)  # torch sends it in shared memory made for it
 
 
-def _sent_by_torch(
-    columns: dict[str, Any], places: Sequence[Any], octets: torch.Tensor, greeting: _Address | None
+def _sent_with_greeting(
+    columns: dict[str, Any], places: Sequence[Any], octets: NDArray[np.uint8], greeting: _Address
 ) -> Batch:
-    if greeting is not None:
-        with contextlib.suppress(OSError, PassingError):
-            _Piece.taken(greeting)  # and let go at once, which answers it
-    return _rejoined(columns, places, octets)
+    with contextlib.suppress(OSError, PassingError):
+        _Piece.taken(greeting)  # and let go at once, which answers it
+    return _rejoined(columns, places, torch.from_numpy(octets))
 
 
 def _sent_in_piece(

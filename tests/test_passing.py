@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -93,7 +94,7 @@ def test_a_batch_arrives_as_it_was_sent_in_one_piece_of_memory() -> None:
         assert str(received) == str(batch)
         assert len({tensor.untyped_storage().data_ptr() for tensor in _tensors(received)}) == 1
         assert received["padded"].values.dtype == torch.float16
-        assert not any(tensor.data_ptr() % 64 for tensor in _tensors(received))
+    assert not any(tensor.data_ptr() % 64 for tensor in _tensors(received))
 
 
 def test_tensors_that_torch_may_have_to_track_stay_what_they_are() -> None:
@@ -232,9 +233,10 @@ def test_where_a_sender_is_not_found_or_may_not_share_torch_sends(
             raise PermissionError("not in this sandbox")
 
         {setting}
-        for n in range(30):
+        for n in range(40):
             x = pickle.loads(ForkingPickler.dumps(Batch(x=torch.full((9,), n))))["x"]
-            assert x.tolist() == [n] * 9 and x.untyped_storage().is_shared()
+            assert x.tolist() == [n] * 9
+        assert x.untyped_storage().is_shared()
         """
     # As where sender and receiver are numbered apart, and where the system call is forbidden.
     for setting in ("os.getpid = lambda: 2**22 + 1", "os.memfd_create = forbidden"):
@@ -247,6 +249,22 @@ def test_no_more_than_a_few_batches_of_a_worker_are_kept_for_use_again() -> None
     held = [_received(_numbers(n)) for n in range(50)]
     assert len(_pieces()) <= 16
     assert [int(batch["x"][0]) for batch in held] == list(range(50))
+
+
+@linux
+def test_a_small_shared_memory_folder_is_enough_for_large_batches() -> None:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"]).returncode:
+        pytest.skip("mounting needs more rights")
+    program = """
+        from torch.utils.data import DataLoader
+        from tests.test_passing import _Source
+
+        for batch in DataLoader(_Source(12, (400_000,)), batch_size=None, num_workers=2):
+            assert batch["x"].min() == batch["x"].max() == batch["n"]
+        """
+    small = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c "$1"'
+    command = ["unshare", "-m", "sh", "-c", small, sys.executable, textwrap.dedent(program)]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_a_batch_held_to_the_end_of_the_process_makes_no_noise() -> None:
