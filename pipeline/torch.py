@@ -370,7 +370,7 @@ class _Convert:
         return cls(scalars, collate)
 
     def __call__(self, part: Part) -> Any:
-        batch = Batch({MIX_BATCH: part.number})
+        batch: dict[str, Any] = {MIX_BATCH: part.number}
         dense = part.rows if isinstance(part.rows, PaddedBatch) else None
         table = part.rows if dense is None else dense.table
         for name, column in zip(table.column_names, table.columns, strict=True):
@@ -389,7 +389,7 @@ class _Convert:
                 lengths = torch.from_numpy(dense.lengths[name])
                 batch[name] = Padded(torch.from_numpy(values), lengths)
         made = batch if self.collate is None else self.collate(batch)
-        return Batch(made) if type(made) is dict else made
+        return Batch(made) if type(made) is dict and get_worker_info() is not None else made
 
 
 def _payload(reader: ShardReader, columns: Sequence[str] | None) -> Sequence[str]:
