@@ -226,7 +226,10 @@ def test_what_lies_too_deep_is_refused(tmp_path, depth):
     ("data", "hint"),
     [
         (b"PAR1rest", "this looks like Parquet: give the file a name that ends in .parquet"),
-        (gzip.compress(b"{}"), "this looks like gzip: give the file a name that ends in .gz"),
+        (
+            gzip.compress(b"{}", mtime=0),
+            "this looks like gzip: give the file a name that ends in .gz",
+        ),
         ("{}".encode("utf-16"), "this looks like UTF-16: save it as UTF-8"),
         (b'{\n"a": 1\n}\n', "this looks like an object over several lines: write it on one"),
         (b'[{"a": 1}]', "this looks like one array: write its elements a line each"),
