@@ -88,8 +88,8 @@ class _Piece(mmap.mmap):
             os.close(descriptor)
         if piece.note != address.use:
             raise PassingError(
-                "a batch was received twice, and its memory may hold another by now: receive each "
-                "that was sent once, or send dict(batch)"
+                "a batch was received twice, and its memory may hold another by now: unpickle what "
+                "was sent once, or send dict(batch)"
             )
         piece.note, piece._taker = _TAKEN, os.getpid()
         cls._held.add(piece)
@@ -221,7 +221,7 @@ class _Place(NamedTuple):
 
 
 def _reduced(batch: Batch) -> tuple[Any, ...]:
-    regions: dict[int, _Region] = {}
+    regions: dict[tuple[int, int], _Region] = {}
     columns = {name: _taken_out(value, regions) for name, value in batch.items()}
     room = sum(region.room for region in regions.values())
     piece, address = _pool.offer(room) if room else (None, None)
@@ -264,12 +264,13 @@ def _octets(buffer: Any, start: int, size: int) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=start)
 
 
-def _taken_out(value: Any, regions: dict[int, _Region]) -> Any:
+def _taken_out(value: Any, regions: dict[tuple[int, int], _Region]) -> Any:
     """A column with places instead of its tensors, whose regions are added."""
     if _is_plain(value):
         value = value.resolve_conj().resolve_neg()  # which memory does not tell
         storage = value.untyped_storage()
-        region = regions.setdefault(storage.data_ptr(), _Region(len(regions), storage))
+        key = storage.data_ptr(), storage.nbytes()
+        region = regions.setdefault(key, _Region(len(regions), storage))
         region.add(value)
         layout = value.storage_offset(), tuple(value.shape), value.stride()
         return _Place(region.number, value.dtype, *layout)

@@ -125,6 +125,15 @@ def test_what_shares_memory_does_so_again_and_nothing_else(size: int) -> None:
         received["inputs"][0, 1] = 1
 
 
+def test_tensors_over_one_place_with_ends_of_their_own_arrive() -> None:
+    numbers = np.arange(5000)
+    batch = Batch(part=torch.from_numpy(numbers[:3000]), whole=torch.from_numpy(numbers))
+    for _ in range(3):
+        received = _received(batch)
+        assert received["part"].tolist() == numbers[:3000].tolist()
+        assert received["whole"].tolist() == numbers.tolist()
+
+
 def test_a_small_column_keeps_nothing_else_in_memory(tmp_path: Path) -> None:
     kept = [_received(Batch(n=torch.tensor([n]), x=torch.full((50_000,), n))) for n in range(9)]
     if sys.platform == "linux":
