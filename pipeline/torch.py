@@ -158,6 +158,7 @@ class MixedShards(IterableDataset[Any]):
         try:
             self._load(state)
             self._tell(self._share.skips)
+            self._refused = None
         except ReaderError as error:
             self._refused = error
         self._loaded_here = True
