@@ -576,6 +576,7 @@ def wait_for_shards(folder: Path, count: int) -> None:
     raise AssertionError(f"no {count} shards within a minute")
 
 
+@pytest.mark.slow
 def test_an_interrupted_build_ends_at_once_with_a_hint_and_the_next_one_completes(
     tmp_path: Path,
 ) -> None:

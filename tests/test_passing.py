@@ -286,6 +286,7 @@ def test_threads_may_send_at_the_same_time() -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 @linux
 def test_where_a_sender_is_not_found_or_may_not_share_torch_sends(
     monkeypatch: pytest.MonkeyPatch,

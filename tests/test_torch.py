@@ -416,6 +416,7 @@ def test_a_workers_state_goes_on_in_its_turn_alone(mix: Path) -> None:
         MixedShards(mix).load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_workers_refuse_a_state_of_other_steps(steps: Path) -> None:
     def batches(rank: int, world_size: int, **options: Any) -> Any:
         ranks = {"rank": rank, "world_size": world_size}
@@ -434,6 +435,7 @@ def test_workers_refuse_a_state_of_other_steps(steps: Path) -> None:
             next(iter(other))
 
 
+@pytest.mark.slow
 def test_workers_refuse_a_state_with_too_many_skips_to_tell_of(mix: Path) -> None:
     first = stateful(MixedShards(mix, columns=["label"]), 2)
     next(iter(first))
@@ -447,6 +449,7 @@ def test_workers_refuse_a_state_with_too_many_skips_to_tell_of(mix: Path) -> Non
         next(iter(other))
 
 
+@pytest.mark.slow
 def test_workers_refuse_to_skip_more_than_their_state_does(mix: Path) -> None:
     first = stateful(MixedShards(mix, columns=["label"], skip_batches=[(2, 3)]), 2)
     assert numbers(itertools.islice(first, 3)) == [0, 1, 3]
@@ -462,6 +465,7 @@ def test_workers_refuse_to_skip_more_than_their_state_does(mix: Path) -> None:
         next(iter(more))
 
 
+@pytest.mark.slow
 def test_persistent_workers_do_not_pass_over_a_state_in_silence(mix: Path) -> None:
     dataset = MixedShards(mix, columns=["label"])
     batches = loader(dataset, 1, persistent_workers=True)
