@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ pytestmark = [
 ]
 
 ROWS, BATCHES = 24, 40
+
+
+@pytest.fixture(autouse=True)
+def _loaders_end_with_their_test() -> Iterator[None]:
+    yield
+    gc.collect()  # torch raises in whatever runs when it ends a loader whose worker failed
+
+
 BATCH = "mix_batch"
 
 
