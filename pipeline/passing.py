@@ -129,7 +129,6 @@ class _Pool:
         self._pieces: list[_Piece] = []
         self._uses = 0
         self._greetings = 0
-        self._answered = False
 
     def offer(self, size: int) -> tuple[_Piece | None, _Address | None]:
         """A piece with room for so many bytes, with its address.
@@ -142,8 +141,7 @@ class _Pool:
         with self._lock, contextlib.suppress(OSError):  # a sandbox may forbid what makes pieces
             notes = [piece.note for piece in self._pieces]
             free = [i for i, note in enumerate(notes) if note in (_FREE, _LEFT)]
-            self._answered = self._answered or bool(free)
-            if not self._answered:
+            if not free and self._uses < 2:  # none but the greeting was sent, nor is it answered
                 return None, self._greeting()
             least = _ALIGNMENT + size
             fit = [i for i in free if notes[i] == _FREE and len(self._pieces[i]) >= least]

@@ -24,6 +24,7 @@ from .tensors import NullError, Padded, Ragged, as_tensors
 
 __all__ = ["MixedBatches", "MixedShards", "Padded", "Ragged", "ReaderError"]
 
+# That workers can tell the main process to skip.
 _MOST_RANGES = 1_000
 Collate = Callable[[dict[str, Any]], Any]
 
@@ -112,9 +113,11 @@ class MixedShards(IterableDataset[Any]):
         if get_worker_info() is not None:
             pa.set_cpu_count(1)
             if int(self._shared[1]) != self._num_loaded:
-                self._refused = ReaderError(
-                    "a state was loaded after this worker had started, and persistent workers keep "
-                    "what they started with: make a new DataLoader after load_state_dict"
+                return _raising(
+                    ReaderError(
+                        "a state was loaded after this worker had started, and persistent workers "
+                        "keep what they started with: make a new DataLoader after load_state_dict"
+                    )
                 )
             if self._refused is not None:
                 return _raising(self._refused)

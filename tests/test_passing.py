@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import pickle
@@ -57,16 +58,6 @@ def _numbers(n: int, size: int = SIZE) -> Batch:
 
 def _received(batch: Batch) -> Any:
     return pickle.loads(ForkingPickler.dumps(batch))
-
-
-def _tensors(value: Any) -> list[Any]:
-    """The tensors within a value that hold anything."""
-    if isinstance(value, torch.Tensor):
-        return [value] if value.numel() else []
-    if isinstance(value, str | int | None):
-        return []
-    parts = value.values() if isinstance(value, dict) else value
-    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _pieces() -> set[int]:
@@ -174,6 +165,22 @@ def test_tensors_of_any_kind_arrive() -> None:
     }
     for _ in range(3):
         assert str(_received(Batch(kinds))) == str(kinds)
+
+
+def test_a_batch_is_a_dict_until_it_is_sent() -> None:
+    batch = _batch()
+    for other in (copy.copy(batch), pickle.loads(pickle.dumps(batch)), copy.deepcopy(batch)):
+        assert isinstance(other, dict)
+        assert str(other) == str(batch)
+
+
+@linux
+def test_large_columns_lie_in_one_piece_and_aligned() -> None:
+    batch = Batch({str(n): torch.full((SIZE + n,), n, dtype=torch.float64) for n in range(9)})
+    _received(batch)
+    held = [_received(batch) for _ in range(3)]
+    assert len(_pieces()) == 3
+    assert not any(tensor.data_ptr() % 64 for received in held for tensor in received.values())
 
 
 @linux
@@ -288,9 +295,7 @@ def test_threads_may_send_at_the_same_time() -> None:
 
 @pytest.mark.slow
 @linux
-def test_where_a_sender_is_not_found_or_may_not_share_torch_sends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_a_sender_is_not_found_or_may_not_share_torch_sends() -> None:
     code = """
         import os, pickle
         from multiprocessing.reduction import ForkingPickler

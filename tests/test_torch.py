@@ -38,15 +38,13 @@ pytestmark = [
 ]
 
 ROWS, BATCHES = 24, 40
+BATCH = "mix_batch"
 
 
 @pytest.fixture(autouse=True)
 def _loaders_end_with_their_test() -> Iterator[None]:
     yield
     gc.collect()  # torch raises in whatever runs when it ends a loader whose worker failed
-
-
-BATCH = "mix_batch"
 
 
 def _table(name: str, rows: int) -> pa.Table:
